@@ -9,6 +9,7 @@ use crate::values::DetectLocalMode;
 pub(super) fn check(settings: &Settings, found: &mut Violations) {
     let proxy = &settings.proxy;
     families(proxy, found);
+    pod_devices(proxy, found);
     detector(proxy, found);
     let http = proxy.http.filter(is_remote).filter(|_| !proxy.http_allow_remote);
     found.add_remote(["proxy.http", "proxy.http_allow_remote"], http, "all Services");
@@ -27,6 +28,15 @@ fn families(proxy: &Proxy, found: &mut Violations) {
         &["proxy.cluster_cidr"],
         "cluster_cidr has two networks of one IP family, which kube-proxy does not accept either; set at most \
          one IPv4 and one IPv6 network",
+    );
+}
+
+/// Packets that are handed over pass no connection tracking.
+fn pod_devices(proxy: &Proxy, found: &mut Violations) {
+    found.add_if(
+        !proxy.ebpf_pod_devices.is_empty() && !proxy.ebpf_untracked_pods,
+        &["proxy.ebpf_pod_devices", "proxy.ebpf_untracked_pods"],
+        "ebpf_pod_devices requires ebpf_untracked_pods = true; set it, or leave ebpf_pod_devices empty",
     );
 }
 

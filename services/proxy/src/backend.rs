@@ -31,6 +31,7 @@
 
 use std::{collections::BTreeMap, fmt, time::Instant};
 
+use ipnet::IpNet;
 use keelson_client::ServiceName;
 use keelson_proto::proxy as pb;
 
@@ -354,6 +355,12 @@ pub trait Backend: Send {
         0
     }
 
+    /// The network between whose pods no packet of TCP and UDP needs the rules any more, as far as they are in the kernel:
+    /// what is translated there goes by an address of the node.
+    fn untracked_pods(&self, _family: Family) -> Option<IpNet> {
+        None
+    }
+
     /// What programs in the kernel have decided and how often, by names for metrics. Cheap.
     fn decisions(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
@@ -361,6 +368,11 @@ pub trait Backend: Send {
 
     /// The same of the programs of direct return.
     fn direct_return(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+
+    /// The same of the program of pod devices.
+    fn pod_packets(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
 

@@ -197,6 +197,7 @@ families! {
         map_left_out: Gauge, "map_left_out_service_ports", "Service ports for which a map of eBPF has no room, and which nftables decides, counted every 30 s";
         socket_decisions: Metric<DecisionLabel, Counter>, "socket_decisions", "Connections and UDP flows by what the socket level decided, counted every 30 s";
         direct_return: Metric<DecisionLabel, Counter>, "direct_return", "Flows and packets by what the programs of direct return did, counted every 30 s";
+        pod_packets: Metric<DecisionLabel, Counter>, "pod_packets", "Packets of pods to pods at pod devices by what the program did, counted every 30 s";
         applied_rev: Gauge, "applied_rev", "Revision that is programmed in the kernel";
         take_overs: Metric<TakeOverLabel, Counter>, "take_overs", "Rules of another backend or service proxy that were removed after the first sync, by their owner";
         services: Gauge, "services", "Services that are programmed in the kernel";
@@ -319,6 +320,12 @@ impl ProxyMetrics {
         counter.inc_by(self.totals.new_ones("direct return", decision, total));
     }
 
+    /// `total`: as above.
+    pub(crate) fn pod_packets(&self, decision: &'static str, total: u64) {
+        let counter = self.pod_packets.get_or_create(&DecisionLabel { decision });
+        counter.inc_by(self.totals.new_ones("pod packets", decision, total));
+    }
+
     pub(crate) fn elements(&self, family: Family, number: usize) {
         self.elements.get_or_create(&family.into()).set(i64::try_from(number).unwrap_or(i64::MAX));
     }
@@ -408,6 +415,7 @@ mod tests {
         metrics.decided("tcp", 8);
         metrics.decided("tcp", 1);
         metrics.direct_return("reply", 9);
+        metrics.pod_packets("handed_over", 5);
         let text = text(&metrics);
         for line in [
             "# TYPE kubeproxy_sync_proxy_rules_duration_seconds histogram",
@@ -439,6 +447,7 @@ mod tests {
             "keelson_proxy_map_left_out_service_ports 4",
             "keelson_proxy_socket_decisions_total{decision=\"tcp\"} 9",
             "keelson_proxy_direct_return_total{decision=\"reply\"} 9",
+            "keelson_proxy_pod_packets_total{decision=\"handed_over\"} 5",
         ] {
             assert!(has(&text, line), "{line} in\n{text}");
         }

@@ -85,6 +85,9 @@ pub struct EbpfOptions {
     pub cgroup: Option<PathBuf>,
     /// Flows between pods that need no translation are not tracked ([`NodeConfig::untracked_pods`]).
     pub untracked_pods: bool,
+    /// The devices of pods, on the node's side: packets from one pod to another skip the network of the node. Requires
+    /// `untracked_pods`. Empty: off.
+    pub pod_devices: Vec<InterfacePattern>,
     /// `None`: packets of outside clients are left to nftables.
     pub direct_return: Option<DirectReturnOptions>,
 }

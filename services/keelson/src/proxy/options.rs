@@ -65,6 +65,7 @@ pub(super) fn options(settings: &Settings, backend: ProxyBackend) -> anyhow::Res
         ebpf: EbpfOptions {
             cgroup: proxy.ebpf_cgroup.clone(),
             untracked_pods: proxy.ebpf_untracked_pods,
+            pod_devices: patterns(&proxy.ebpf_pod_devices),
             direct_return: direct_return(settings),
         },
         conntrack: conntrack(settings),
@@ -94,11 +95,14 @@ fn serves_all_addresses(backend: ProxyBackend) -> bool {
     matches!(backend, ProxyBackend::Iptables | ProxyBackend::Ipvs)
 }
 
+fn patterns(setting: &[keelson_config::InterfacePattern]) -> Vec<addresses::InterfacePattern> {
+    setting.iter().map(|pattern| addresses::InterfacePattern::parse(&pattern.0)).collect()
+}
+
 fn direct_return(settings: &Settings) -> Option<DirectReturnOptions> {
     let proxy = &settings.proxy;
-    let devices = proxy.ebpf_direct_return_devices.iter();
     (!proxy.ebpf_direct_return_devices.is_empty()).then(|| DirectReturnOptions {
-        devices: devices.map(|pattern| addresses::InterfacePattern::parse(&pattern.0)).collect(),
+        devices: patterns(&proxy.ebpf_direct_return_devices),
         hook: match proxy.ebpf_direct_return_hook {
             keelson_config::DirectReturnHook::Tc => DirectReturnHook::Tc,
             keelson_config::DirectReturnHook::Xdp => DirectReturnHook::Xdp,

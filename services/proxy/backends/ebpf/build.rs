@@ -1,4 +1,4 @@
-//! Compiles the programs of the socket level and those of direct return with clang and embeds the objects.
+//! Compiles the programs of the socket level, of direct return and of pod devices with clang and embeds the objects.
 //!
 //! In: `programs/`, `CLANG` (the compiler, `clang` by default). Out: `programs.rs` in `OUT_DIR`. Without a clang that
 //! compiles for BPF the crate is built all the same, with a warning; then the backend says so when it is opened.
@@ -10,9 +10,10 @@ use std::{
 };
 
 /// The constant, its source, and what it has.
-const OBJECTS: [(&str, &str, &str); 2] = [
+const OBJECTS: [(&str, &str, &str); 3] = [
     ("OBJECT", "socket", "The programs of the socket level"),
     ("DIRECT_OBJECT", "direct", "The programs of direct return"),
+    ("PODS_OBJECT", "pods", "The program of pod devices"),
 ];
 
 fn main() -> io::Result<()> {

@@ -276,10 +276,16 @@ impl Shared {
 
     /// How full maps are, and what programs have decided.
     pub(super) fn measure_maps(&self) {
-        let (fills, left_out, decisions, direct_return) = {
+        let (fills, left_out, decisions, direct_return, pod_packets) = {
             let sync = self.sync();
             let backend = sync.backend();
-            (backend.map_fills(), backend.left_out(), backend.decisions(), backend.direct_return())
+            (
+                backend.map_fills(),
+                backend.left_out(),
+                backend.decisions(),
+                backend.direct_return(),
+                backend.pod_packets(),
+            )
         };
         fills.into_iter().for_each(|fill| self.metrics.map_fill(fill));
         self.metrics.left_out(left_out);
@@ -288,6 +294,9 @@ impl Shared {
         }
         for (decision, total) in direct_return {
             self.metrics.direct_return(decision, total);
+        }
+        for (decision, total) in pod_packets {
+            self.metrics.pod_packets(decision, total);
         }
     }
 

@@ -1,30 +1,10 @@
-/* Helpers of the kernel, the maps of Services that the proxy writes, and the look-ups in them that all programs share. Sizes
- * are those of src/layout.rs, which sets them when it loads the programs. */
+/* The maps of Services that the proxy writes, and the look-ups in them that programs share. Sizes are those of src/layout.rs, which
+ * sets them when it loads the programs. */
 #ifndef KEELSON_SERVICES_H
 #define KEELSON_SERVICES_H
 
+#include "kernel.h"
 #include "layout.h"
-
-#define SEC(name) __attribute__((section(name), used))
-#define INLINE static inline __attribute__((always_inline))
-
-static void *(*const map_lookup)(void *map, const void *key) = (void *)BPF_FUNC_map_lookup_elem;
-static long (*const map_update)(void *map, const void *key, const void *value, __u64 flags) =
-	(void *)BPF_FUNC_map_update_elem;
-static __u32 (*const random32)(void) = (void *)BPF_FUNC_get_prandom_u32;
-
-/* A map as BTF describes it: numbers are lengths of arrays, types are pointers. */
-#define NUMBER(name, value) int(*name)[value]
-#define TYPE(name, type) typeof(type) *name
-
-#define MAP(map, kind, key_type, value_type, size, options)                    \
-	struct {                                                               \
-		NUMBER(type, kind);                                            \
-		NUMBER(map_flags, options);                                    \
-		NUMBER(max_entries, size);                                     \
-		TYPE(key, key_type);                                           \
-		TYPE(value, value_type);                                       \
-	} map SEC(".maps")
 
 /* Memory is taken as it is needed, except for slots, whose memory the proxy maps to write many at once. */
 MAP(frontends, BPF_MAP_TYPE_HASH, struct frontend_key, struct set_key, 1, BPF_F_NO_PREALLOC);
@@ -32,16 +12,6 @@ MAP(sets, BPF_MAP_TYPE_HASH, struct set_key, struct set, 1, BPF_F_NO_PREALLOC);
 MAP(slots, BPF_MAP_TYPE_ARRAY, __u32, struct slot, 1, BPF_F_MMAPABLE);
 MAP(members, BPF_MAP_TYPE_HASH, struct member_key, __u32, 1, BPF_F_NO_PREALLOC);
 MAP(node_addresses, BPF_MAP_TYPE_HASH, struct address, __u32, 1, BPF_F_NO_PREALLOC);
-
-#define NANOSECONDS 1000000000ULL
-#define TCP 6
-#define UDP 17
-
-#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-#define MAPPED_PREFIX 0xffff0000u
-#else
-#define MAPPED_PREFIX 0x0000ffffu
-#endif
 
 INLINE int is_same(const struct endpoint *one, const struct endpoint *other)
 {

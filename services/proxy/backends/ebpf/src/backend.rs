@@ -24,10 +24,11 @@ use keelson_proxy::{
 use crate::{
     direct::Direct,
     explain::{self, Context},
-    kernel::{KernelError, SocketKernel},
+    kernel::{KernelError, SocketKernel, remove_pods_pins},
     layout::MapName,
     observer::EbpfObserver,
     plan::{NodeFacts, Usage},
+    pods::Pods,
     print::MapsText,
     sockets::{Sockets, usual_capacity},
 };
@@ -45,6 +46,10 @@ pub(crate) struct EbpfBackend {
     sockets: Sockets,
     /// `None`: direct return is off.
     direct: Option<Direct>,
+    /// `None`: packets between pods take the way through the network of the node.
+    pods: Option<Pods>,
+    /// The program of pod devices may be there by a former setting.
+    has_former_pods: bool,
     /// The addresses of the node's interfaces.
     local: Vec<IpAddr>,
     nodes: [Option<NodeConfig>; 2],
@@ -63,6 +68,8 @@ impl EbpfBackend {
         let is_enabled = Family::ALL.map(|family| packets.disabled_reason(family).is_none());
         Ok(Self {
             direct: Direct::open(options, kernel.is_some(), is_enabled)?,
+            pods: Pods::open(&options.ebpf.pod_devices, kernel.is_some())?,
+            has_former_pods: kernel.is_some(),
             packets,
             sockets: Sockets::new(kernel, usual_capacity(), is_enabled),
             local: Vec::new(),
@@ -116,6 +123,25 @@ impl EbpfBackend {
         Ok(of_packets?.plus(sockets.finish(of_sockets?)?))
     }
 
+    /// Before the rules between pods change: without them, packets of translated connections must not be handed over.
+    fn narrow_pods(&mut self, family: Family) -> Result<(), KernelError> {
+        let Some(pods) = &mut self.pods else {
+            if std::mem::take(&mut self.has_former_pods) {
+                remove_pods_pins()?;
+            }
+            return Ok(());
+        };
+        let node = self.nodes[family as usize].as_ref();
+        let node = node.filter(|node| self.untracked_pods && !node.masquerade_all);
+        pods.narrow(family, node.and_then(|node| node.detector.as_ref()?.network(family)))
+    }
+
+    fn maintain_pods(&mut self, family: Family, now: Instant) -> Result<Outcome, KernelError> {
+        let Some(pods) = &mut self.pods else { return Ok(Outcome::default()) };
+        pods.set_network(family, self.packets.untracked_pods(family))?;
+        Ok(pods.maintain(now))
+    }
+
     fn usage_text(&self, family: Family) -> String {
         let usage = self.sockets.plan.usage(family);
         let addresses = match usage.left_addresses {
@@ -167,6 +193,7 @@ impl Backend for EbpfBackend {
             lines.push(format!("decisions: {}", texts.collect::<Vec<_>>().join(", ")));
         }
         lines.extend(self.direct.iter().flat_map(Direct::features));
+        lines.extend(self.pods.iter().flat_map(Pods::features));
         let swept = self.sockets.sweeper().status();
         lines.push(match swept.failure {
             None => format!("stale UDP sockets: {} destroyed", swept.destroyed),
@@ -203,6 +230,9 @@ impl Backend for EbpfBackend {
         if let Some(direct) = &mut self.direct {
             direct.set_interfaces(interfaces);
         }
+        if let Some(pods) = &mut self.pods {
+            pods.set_interfaces(interfaces);
+        }
         self.packets.set_interfaces(interfaces);
     }
 
@@ -218,6 +248,7 @@ impl Backend for EbpfBackend {
     }
 
     fn sync(&mut self, family: Family, now: Instant) -> Result<Outcome, BackendError> {
+        self.narrow_pods(family)?;
         let outcome = self.sync_both(family, now)?;
         let Some(direct) = &mut self.direct else { return Ok(outcome) };
         Ok(outcome.plus(direct.sockets.sync(family, now)?))
@@ -225,6 +256,7 @@ impl Backend for EbpfBackend {
 
     fn maintain(&mut self, family: Family, now: Instant) -> Result<Outcome, BackendError> {
         let outcome = self.packets.maintain(family, now)?.plus(self.sockets.maintain(family, now)?);
+        let outcome = outcome.plus(self.maintain_pods(family, now)?);
         let Some(direct) = &mut self.direct else { return Ok(outcome) };
         Ok(outcome.plus(direct.sockets.maintain(family, now)?))
     }
@@ -246,7 +278,8 @@ impl Backend for EbpfBackend {
         let packets = self.packets.begin_check(family)?;
         let now = Instant::now();
         let direct = self.direct.as_mut().map_or(Ok(false), |direct| direct.begin_check(family, now))?;
-        Ok(self.sockets.begin_check(family, now)? || packets || direct)
+        let pods = self.pods.as_ref().map_or(Ok(false), Pods::begin_check)?;
+        Ok(self.sockets.begin_check(family, now)? || packets || direct || pods)
     }
 
     fn check(&mut self, family: Family, now: Instant) -> Check {
@@ -257,6 +290,8 @@ impl Backend for EbpfBackend {
         let mut levels =
             Some(&mut self.sockets).into_iter().chain(self.direct.as_mut().map(|direct| &mut direct.sockets));
         let checked = levels.try_fold(packets, |outcome, level| Ok(outcome.plus(level.check(family, now)?)));
+        let pods = self.pods.as_mut();
+        let checked = checked.and_then(|outcome| Ok(outcome.plus(pods.map_or(Ok(Outcome::default()), Pods::check)?)));
         Check::Done(checked.map_err(|error: KernelError| error.into()))
     }
 
@@ -279,6 +314,8 @@ impl Backend for EbpfBackend {
             }
             lines.extend(changes.into_iter().map(|line| format!("{prefix}{line}")));
         }
+        let of_pods = self.pods.as_ref().map_or(Ok(Vec::new()), Pods::changes)?;
+        lines.extend(of_pods.into_iter().map(|line| format!("pod devices: {line}")));
         Ok(lines)
     }
 
@@ -371,6 +408,11 @@ impl Backend for EbpfBackend {
     fn direct_return(&self) -> Vec<(&'static str, u64)> {
         let kernel = self.direct.as_ref().and_then(|direct| direct.sockets.kernel());
         let counters = kernel.and_then(|kernel| kernel.counters().ok()).unwrap_or_default();
+        counters.into_iter().map(|decisions| (decisions.label, decisions.total)).collect()
+    }
+
+    fn pod_packets(&self) -> Vec<(&'static str, u64)> {
+        let counters = self.pods.as_ref().map(Pods::counters).unwrap_or_default();
         counters.into_iter().map(|decisions| (decisions.label, decisions.total)).collect()
     }
 

@@ -35,6 +35,7 @@ impl Driver for Ebpf {
             Access::Program | Access::Compare => {
                 let mut pinned = find()?;
                 pinned.has_direct_return = options.ebpf.direct_return.is_some();
+                pinned.has_pod_devices = !options.ebpf.pod_devices.is_empty();
                 if !pinned.is_running() {
                     pinned.probe(access == Access::Program)?;
                 }

@@ -12,6 +12,9 @@
 //! An option beside them is *direct return* (`direct`, docs/decisions/0078): programs at devices for packets of outside clients,
 //! as a second plan with maps of its own. What they leave arrives at the packet level as well.
 //!
+//! Another one are *pod devices* (`pods`, docs/decisions/0082): a program that hands packets between pods of the node over, where no
+//! packet between them needs the tables.
+//!
 //! The modules, each of which uses those below it: [`Ebpf`] (driver) and `EbpfBackend`; `explain` and `print`; `sockets` (the
 //! socket level, and how it is synced) and `stale` (UDP sockets of endpoints that are gone); `plan` (what is wanted);
 //! `kernel` (maps, programs, links); `elements` and `layout` (what is in the maps). `programs/` has the programs in C.
@@ -23,8 +26,11 @@ mod elements;
 mod explain;
 mod kernel;
 mod layout;
+#[cfg(test)]
+mod nets;
 mod observer;
 mod plan;
+mod pods;
 mod print;
 mod sockets;
 mod stale;

@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ipnet::IpNet;
 use keelson_client::ServiceName;
 use keelson_proto::proxy as pb;
 use keelson_proxy::{
@@ -257,6 +258,10 @@ impl Backend for NftBackend {
             Family::V4 => "table ip keelson",
             Family::V6 => "table ip6 keelson",
         }
+    }
+
+    fn untracked_pods(&self, family: Family) -> Option<IpNet> {
+        self.state(family).table.untracked_net()
     }
 
     fn set_service(&mut self, family: Family, service: &ServiceName, ports: Vec<ServicePort>) {

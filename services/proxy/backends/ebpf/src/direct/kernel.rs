@@ -15,20 +15,18 @@ use std::{
 use aya::{
     Ebpf,
     maps::{
-        HashMap, Map, MapData, MapError, PerCpuArray,
+        HashMap, Map, MapData, PerCpuArray,
         lpm_trie::{Key, LpmTrie},
     },
 };
 use keelson_proxy::options::DirectReturnHook;
 
-use super::{
-    hooks,
-    layout::{COUNTERS, DEVICES, DIRECT_MAPS, DirectCounter, LAYOUT, NETWORKS},
-};
+use super::layout::{COUNTERS, DEVICES, DIRECT_MAPS, DirectCounter, LAYOUT, NETWORKS};
 use crate::{
     elements::{Change, Contents},
     kernel::{
-        Decisions, Hook, KernelError, ServiceMaps, SocketKernel, chain, direct_pins_in, places,
+        Decisions, Hook, KernelError, ServiceMaps, SocketKernel, devices, direct_pins_in, failed_named, open_named,
+        places,
         programs::{self, Sizes},
     },
     layout::{FlowKey, FlowValue, MapName, SlotValue},
@@ -70,39 +68,26 @@ struct DirectMaps {
     counters: PerCpuArray<MapData, u64>,
 }
 
-fn failed(action: &'static str, map: &'static str) -> impl Fn(MapError) -> KernelError {
-    move |error| KernelError::DirectMap { action, map, reason: chain(&error) }
-}
-
-fn open<M: TryFrom<Map, Error = MapError>>(
-    folder: &Path,
-    map: &'static str,
-    wrap: impl FnOnce(MapData) -> Map,
-) -> Result<M, KernelError> {
-    let data = MapData::from_pin(folder.join(map)).map_err(failed("open", map))?;
-    wrap(data).try_into().map_err(failed("use", map))
-}
-
 impl DirectMaps {
     fn open(folder: &Path) -> Result<Self, KernelError> {
         Ok(Self {
             services: ServiceMaps::open(folder)?,
-            networks: open(folder, NETWORKS, Map::LpmTrie)?,
-            devices: open(folder, DEVICES, Map::HashMap)?,
-            counters: open(folder, COUNTERS, Map::PerCpuArray)?,
+            networks: open_named(folder, NETWORKS, Map::LpmTrie)?,
+            devices: open_named(folder, DEVICES, Map::HashMap)?,
+            counters: open_named(folder, COUNTERS, Map::PerCpuArray)?,
         })
     }
 
     fn read_networks(&self) -> Result<BTreeMap<(u32, [u8; 16]), u32>, KernelError> {
         let entries = self.networks.iter().map(|entry| {
-            let (key, value) = entry.map_err(failed("read", NETWORKS))?;
+            let (key, value) = entry.map_err(failed_named("read", NETWORKS))?;
             Ok(((key.prefix_len(), key.data()), value))
         });
         entries.collect()
     }
 
     fn read_devices(&self) -> Result<BTreeMap<u32, [u8; 8]>, KernelError> {
-        self.devices.iter().map(|entry| entry.map_err(failed("read", DEVICES))).collect()
+        self.devices.iter().map(|entry| entry.map_err(failed_named("read", DEVICES))).collect()
     }
 
     /// Whether networks and devices are those of the targets.
@@ -116,19 +101,19 @@ impl DirectMaps {
         let networks = self.read_networks()?;
         for ((bits, address), value) in &targets.networks {
             let put = self.networks.insert(&Key::new(*bits, *address), value, 0);
-            put.map_err(failed("write", NETWORKS))?;
+            put.map_err(failed_named("write", NETWORKS))?;
         }
         for (bits, address) in networks.keys().filter(|key| !targets.networks.contains_key(key)) {
             let removed = self.networks.remove(&Key::new(*bits, *address));
-            removed.map_err(failed("write", NETWORKS))?;
+            removed.map_err(failed_named("write", NETWORKS))?;
         }
         let wanted = targets.device_values();
         let devices = self.read_devices()?;
         for device in devices.keys().filter(|device| !wanted.contains_key(device)) {
-            self.devices.remove(device).map_err(failed("write", DEVICES))?;
+            self.devices.remove(device).map_err(failed_named("write", DEVICES))?;
         }
         for (device, value) in &wanted {
-            self.devices.insert(device, value, 0).map_err(failed("write", DEVICES))?;
+            self.devices.insert(device, value, 0).map_err(failed_named("write", DEVICES))?;
         }
         Ok(())
     }
@@ -210,19 +195,13 @@ impl DirectKernel {
     }
 
     fn missing(&self) -> Result<Vec<(Hook, u32)>, KernelError> {
-        let mut missing = Vec::new();
-        for (hook, device) in self.wanted() {
-            if !hooks::is_attached(&self.links_folder, hook, device)? {
-                missing.push((hook, device));
-            }
-        }
-        Ok(missing)
+        devices::missing(&self.links_folder, &self.wanted())
     }
 }
 
 fn load(pins: Option<&Path>, sizes: &Sizes) -> Result<Ebpf, KernelError> {
     let mut loaded = programs::load_object(programs::direct_object()?, &DIRECT_MAPS, pins, sizes)?;
-    hooks::load(&mut loaded)?;
+    devices::load(&mut loaded, &[Hook::In, Hook::Out, Hook::Xdp])?;
     Ok(loaded)
 }
 
@@ -267,7 +246,7 @@ impl SocketKernel for DirectKernel {
                 format!("{} at {name}", hook.program())
             })
             .collect();
-        let others = hooks::others(&self.links_folder, &self.wanted())?;
+        let others = devices::others(&self.links_folder, &self.wanted())?;
         texts.extend(others.into_iter().map(|pin| format!("{} is not wanted any more", pin.display())));
         let Some(maps) = &self.maps else { return Ok(texts) };
         if !maps.has(&targets)? {
@@ -289,11 +268,11 @@ impl SocketKernel for DirectKernel {
         fs::create_dir_all(&folder).map_err(KernelError::file("make", &folder))?;
         for (hook, device) in &missing {
             let name = targets.devices.get(device).map_or("", |device| device.name.as_str());
-            hooks::attach(self.load()?, &folder, *hook, (*device, name))?;
+            devices::attach(self.load()?, &folder, *hook, (*device, name))?;
         }
         // What is pinned keeps the programs.
         self.loaded = None;
-        Ok(missing.len() + hooks::remove_others(&folder, &self.wanted())?)
+        Ok(missing.len() + devices::remove_others(&folder, &self.wanted())?)
     }
 
     fn former(&self) -> Result<Vec<PathBuf>, KernelError> {
@@ -314,7 +293,7 @@ impl SocketKernel for DirectKernel {
     fn counters(&self) -> Result<Vec<Decisions>, KernelError> {
         let Some(maps) = &self.maps else { return Ok(Vec::new()) };
         let read = |counter: DirectCounter| {
-            let values = maps.counters.get(&(counter as u32), 0).map_err(failed("read", COUNTERS))?;
+            let values = maps.counters.get(&(counter as u32), 0).map_err(failed_named("read", COUNTERS))?;
             let total = values.iter().sum();
             Ok(Decisions { label: counter.as_str(), text: counter.describe(), total })
         };

@@ -7,10 +7,9 @@
 //! It is a level of its own beside the socket level (docs/decisions/0078): the same plan with other rules, maps of the same
 //! layout, and other programs. What it does not decide is left to the packet level.
 //!
-//! The modules: `layout` and `kernel` (maps, programs), `hooks` (where programs are attached).
+//! The modules: `layout` and `kernel` (maps, programs).
 
 mod explain;
-mod hooks;
 mod kernel;
 mod layout;
 

@@ -55,7 +55,7 @@ pub(crate) enum KernelError {
     #[error("cannot {action} {path}: {error}; the backend ebpf keeps programs and maps there")]
     ReadOnly { action: &'static str, path: PathBuf, error: io::Error },
     #[error("cannot {action} the map {map}: {reason}")]
-    DirectMap { action: &'static str, map: &'static str, reason: String },
+    NamedMap { action: &'static str, map: &'static str, reason: String },
     #[error("cannot attach {program} to the device {device}: {reason}")]
     Device { program: &'static str, device: String, reason: String },
     #[error(
@@ -70,6 +70,8 @@ pub(crate) enum KernelError {
     Networks { count: usize, max: usize },
     #[error("cannot list the filters of devices (rtnetlink): {0}")]
     Filters(io::Error),
+    #[error("cannot list the devices of this node (rtnetlink): {0}")]
+    Links(io::Error),
     #[error("cannot {action} {path}: {error}")]
     File { action: &'static str, path: PathBuf, error: io::Error },
     #[error("the backend was opened to print; it cannot write maps")]

@@ -16,8 +16,14 @@ use super::{Hook, KernelError, chain};
 
 /// Before the name of a hook, in the name of a pin.
 pub(crate) const PREFIX: &str = "filter-";
-/// Where other programs have filters is up to them; these numbers are just not the usual ones.
-const PRIORITY: u16 = 27_493;
+/// Where other programs have filters is up to them; these numbers are just not the usual ones. A device may have one of direct
+/// return and one of pod devices.
+const fn priority(hook: Hook) -> u16 {
+    match hook {
+        Hook::In | Hook::Out | Hook::Xdp => 27_493,
+        Hook::Pods => 27_494,
+    }
+}
 const HANDLE: tc::TcHandle = tc::TcHandle::new(0, 1);
 
 const RTM_NEWTFILTER: u16 = 44;
@@ -35,7 +41,7 @@ const BUFFER: usize = 32 * 1024;
 const fn attach_type(hook: Hook) -> TcAttachType {
     match hook {
         Hook::Out => TcAttachType::Egress,
-        Hook::In | Hook::Xdp => TcAttachType::Ingress,
+        Hook::In | Hook::Xdp | Hook::Pods => TcAttachType::Ingress,
     }
 }
 
@@ -46,13 +52,13 @@ pub(crate) fn attach(program: &mut SchedClassifier, hook: Hook, device: &str) ->
         device: device.to_owned(),
         reason: chain(error),
     };
-    let place = tc::NlOptions { priority: PRIORITY, handle: HANDLE, classid: None };
+    let place = tc::NlOptions { priority: priority(hook), handle: HANDLE, classid: None };
     match tc::qdisc_add_clsact(device) {
         Ok(()) => {}
         // It exists: then the filter can be attached, and otherwise not.
         Err(error) => tracing::debug!(device, error = chain(&error), "no clsact qdisc added"),
     }
-    let former = tc::SchedClassifierLink::attached(device, attach_type(hook), PRIORITY, HANDLE, None);
+    let former = tc::SchedClassifierLink::attached(device, attach_type(hook), priority(hook), HANDLE, None);
     let former = former.map_err(|error| failed(&error))?;
     let id = match program.attach_to_link(former) {
         Ok(id) => id,
@@ -83,7 +89,7 @@ pub(crate) fn detach_pinned(pin: &Path) -> Result<(), KernelError> {
     // A device that is gone has no filters.
     let Ok(name) = nix::net::if_::if_indextoname(device) else { return Ok(()) };
     let name = name.to_string_lossy();
-    let link = tc::SchedClassifierLink::attached(&name, attach_type(hook), PRIORITY, HANDLE, None);
+    let link = tc::SchedClassifierLink::attached(&name, attach_type(hook), priority(hook), HANDLE, None);
     let link = link.map_err(KernelError::Filters)?;
     link.detach().map_err(|error| KernelError::Filters(io::Error::other(chain(&error))))
 }
@@ -104,7 +110,7 @@ fn list(device: u32, hook: Hook) -> io::Result<Option<u32>> {
         socket.recv(&mut buffer, 0)?;
         for (kind, body) in parts(&buffer, HEADER) {
             match kind {
-                RTM_NEWTFILTER => found = found.or_else(|| program_at_our_place(body)),
+                RTM_NEWTFILTER => found = found.or_else(|| program_at_our_place(body, hook)),
                 kind if i32::from(kind) == libc::NLMSG_DONE => return Ok(found),
                 kind if i32::from(kind) == libc::NLMSG_ERROR => return error_of(body).map_or(Ok(found), Err),
                 _ => {}
@@ -129,9 +135,9 @@ fn request(device: u32, hook: Hook) -> Vec<u8> {
 }
 
 /// In a message about a filter: that of another place is `None`.
-fn program_at_our_place(body: &[u8]) -> Option<u32> {
+fn program_at_our_place(body: &[u8], hook: Hook) -> Option<u32> {
     let (handle, info) = (number(body, 8)?, number(body, 16)?);
-    if handle != u32::from(HANDLE) || info >> 16 != u32::from(PRIORITY) {
+    if handle != u32::from(HANDLE) || info >> 16 != u32::from(priority(hook)) {
         return None;
     }
     let attribute = |bytes, wanted| attributes(bytes).into_iter().find(|(kind, _)| *kind == wanted);
@@ -197,12 +203,13 @@ mod tests {
             body.extend(attribute(TCA_OPTIONS | 0x8000, &options));
             body
         };
-        let ours = body(1, PRIORITY);
-        assert_eq!(program_at_our_place(&ours), Some(77));
-        assert_eq!(program_at_our_place(&body(2, PRIORITY)), None);
-        assert_eq!(program_at_our_place(&body(1, 1)), None);
+        let ours = body(1, priority(Hook::In));
+        assert_eq!(program_at_our_place(&ours, Hook::In), Some(77));
+        assert_eq!(program_at_our_place(&ours, Hook::Pods), None);
+        assert_eq!(program_at_our_place(&body(2, priority(Hook::In)), Hook::In), None);
+        assert_eq!(program_at_our_place(&body(1, 1), Hook::In), None);
         for length in 0..ours.len() {
-            assert_eq!(program_at_our_place(&ours[..length]), None, "{length} bytes");
+            assert_eq!(program_at_our_place(&ours[..length], Hook::In), None, "{length} bytes");
         }
     }
 

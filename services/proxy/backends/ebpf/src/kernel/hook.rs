@@ -1,4 +1,4 @@
-//! Where the programs of direct return are attached.
+//! Where programs are attached to devices.
 //!
 //! Owns: [`Hook`] and the name of its pins. In and out: values.
 
@@ -6,17 +6,20 @@ use keelson_proxy::options::DirectReturnHook;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Hook {
-    /// Ingress of tc.
+    /// Ingress of tc, of direct return.
     In,
-    /// Egress of tc.
+    /// Egress of tc, of direct return.
     Out,
+    /// XDP, of direct return.
     Xdp,
+    /// Ingress of tc, of pod devices.
+    Pods,
 }
 
 impl Hook {
-    pub(crate) const ALL: [Self; 3] = [Self::In, Self::Out, Self::Xdp];
+    pub(crate) const ALL: [Self; 4] = [Self::In, Self::Out, Self::Xdp, Self::Pods];
 
-    /// What a device has with a setting.
+    /// What a device has with a setting of direct return.
     pub(crate) const fn wanted(setting: DirectReturnHook) -> [Self; 2] {
         match setting {
             DirectReturnHook::Tc => [Self::In, Self::Out],
@@ -29,6 +32,7 @@ impl Hook {
             Self::In => "in",
             Self::Out => "out",
             Self::Xdp => "xdp",
+            Self::Pods => "pods",
         }
     }
 
@@ -37,6 +41,7 @@ impl Hook {
             Self::In => "keelson_dr_in",
             Self::Out => "keelson_dr_out",
             Self::Xdp => "keelson_dr_xdp",
+            Self::Pods => "keelson_pods",
         }
     }
 

@@ -6,7 +6,7 @@ use std::{ops::Range, path::Path, thread, time::Duration};
 
 use aya::maps::{HashMap, Map, MapData, MapError, PerCpuArray};
 
-use super::{Decisions, KernelError, slots::Slots};
+use super::{Decisions, KernelError, chain, slots::Slots};
 use crate::{
     elements::{Change, Contents, Element, Key},
     layout::{
@@ -47,6 +47,20 @@ fn open<M: TryFrom<Map, Error = MapError>>(
     wrap: impl FnOnce(MapData) -> Map,
 ) -> Result<M, KernelError> {
     wrap(pinned(folder, map)?).try_into().map_err(|error| KernelError::map("use", map, &error))
+}
+
+/// Opens a pinned map that only one level has.
+pub(crate) fn open_named<M: TryFrom<Map, Error = MapError>>(
+    folder: &Path,
+    map: &'static str,
+    wrap: impl FnOnce(MapData) -> Map,
+) -> Result<M, KernelError> {
+    let data = MapData::from_pin(folder.join(map)).map_err(failed_named("open", map))?;
+    wrap(data).try_into().map_err(failed_named("use", map))
+}
+
+pub(crate) fn failed_named(action: &'static str, map: &'static str) -> impl Fn(MapError) -> KernelError {
+    move |error| KernelError::NamedMap { action, map, reason: chain(&error) }
 }
 
 impl ServiceMaps {

@@ -6,6 +6,7 @@
 //! Nothing is in the kernel before the first sync ([`SocketKernel::prepare`]), and nothing is attached before a family is
 //! whole ([`SocketKernel::attach`]).
 
+pub(crate) mod devices;
 mod error;
 pub(crate) mod filters;
 mod hook;
@@ -25,7 +26,7 @@ use aya::Ebpf;
 pub(crate) use self::{
     error::{KernelError, chain},
     hook::Hook,
-    maps::{Maps, ServiceMaps},
+    maps::{Maps, ServiceMaps, failed_named, open_named},
     places::unsuitable_cgroup,
     programs::{Sizes, usual_sizes},
 };
@@ -92,6 +93,8 @@ pub(crate) struct Pinned {
     sizes: Sizes,
     /// Direct return looks after its own pins; otherwise they are those of a former setting.
     pub(crate) has_direct_return: bool,
+    /// Pod devices, too.
+    pub(crate) has_pod_devices: bool,
     maps: Option<Maps>,
     /// Kept from [`SocketKernel::prepare`] to [`SocketKernel::attach`].
     loaded: Option<Ebpf>,
@@ -112,6 +115,7 @@ impl Pinned {
             cgroup,
             sizes,
             has_direct_return: false,
+            has_pod_devices: false,
             maps,
             loaded: None,
         })
@@ -218,6 +222,10 @@ impl SocketKernel for Pinned {
             let of_direct = direct_pins_in(&self.own)?;
             found.retain(|folder| !of_direct.contains(folder));
         }
+        if self.has_pod_devices {
+            let of_pods = pods_pins_in(&self.own)?;
+            found.retain(|folder| !of_pods.contains(folder));
+        }
         found.retain(|folder| *folder != self.links_folder && *folder != self.maps_folder);
         Ok(found)
     }
@@ -257,9 +265,11 @@ pub(crate) fn find_pins() -> Result<Vec<PathBuf>, KernelError> {
     }
 }
 
-/// Links first: without maps no program would translate, but it would still run.
+/// Links first: without maps no program would translate, but it would still run. Those of pod devices before all others: they skip
+/// the rules that the backend nft makes for them.
 fn pins_in(own: &Path) -> Result<Vec<PathBuf>, KernelError> {
-    let mut found = places::folders(own, places::LINKS_PREFIX)?;
+    let mut found = pods_pins_in(own)?;
+    found.extend(places::folders(own, places::LINKS_PREFIX)?);
     found.extend(places::folders(own, places::MAPS_PREFIX)?);
     found.extend(direct_pins_in(own)?);
     Ok(found)
@@ -270,6 +280,20 @@ pub(crate) fn direct_pins_in(own: &Path) -> Result<Vec<PathBuf>, KernelError> {
     let mut found = places::folders(own, places::DIRECT_LINKS_PREFIX)?;
     found.extend(places::folders(own, places::DIRECT_MAPS_PREFIX)?);
     Ok(found)
+}
+
+/// Those of pod devices.
+pub(crate) fn pods_pins_in(own: &Path) -> Result<Vec<PathBuf>, KernelError> {
+    let mut found = places::folders(own, places::PODS_LINKS_PREFIX)?;
+    found.extend(places::folders(own, places::PODS_MAPS_PREFIX)?);
+    Ok(found)
+}
+
+/// Removes them, and returns the number of pins.
+pub(crate) fn remove_pods_pins() -> Result<usize, KernelError> {
+    let own = places::own_folder()?;
+    let found = pods_pins_in(&own)?;
+    found.iter().map(|folder| places::remove(folder)).sum()
 }
 
 /// Detaches all programs of this network namespace and removes their maps.

@@ -7,6 +7,7 @@
 //!     maps-2-8c3fa1d2/frontends ...         the layout of the maps
 //!     links-5b01ee77/connect4 ...           the programs
 //!     direct-maps-..., direct-links-...     those of direct return
+//!     pods-maps-..., pods-links-...         those of pod devices
 //! ```
 
 use std::{
@@ -25,6 +26,8 @@ pub(super) const MAPS_PREFIX: &str = "maps-";
 pub(super) const LINKS_PREFIX: &str = "links-";
 pub(crate) const DIRECT_MAPS_PREFIX: &str = "direct-maps-";
 pub(crate) const DIRECT_LINKS_PREFIX: &str = "direct-links-";
+pub(crate) const PODS_MAPS_PREFIX: &str = "pods-maps-";
+pub(crate) const PODS_LINKS_PREFIX: &str = "pods-links-";
 
 /// The folder of this network namespace, whether it exists or not.
 pub(crate) fn own_folder() -> Result<PathBuf, KernelError> {

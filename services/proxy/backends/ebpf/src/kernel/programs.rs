@@ -63,6 +63,10 @@ pub(crate) fn direct_object() -> Result<&'static [u8], KernelError> {
     DIRECT_OBJECT.ok_or(KernelError::NotBuilt)
 }
 
+pub(crate) fn pods_object() -> Result<&'static [u8], KernelError> {
+    PODS_OBJECT.ok_or(KernelError::NotBuilt)
+}
+
 /// Makes or finds the maps of an object. `pins`: the folder in which maps are found, or made and pinned; `None`: they end with
 /// the result.
 pub(crate) fn load_object(

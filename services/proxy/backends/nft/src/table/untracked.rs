@@ -8,6 +8,7 @@
 
 use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
 use keelson_proxy::backend::Outcome;
 
 use super::{Table, TableState, make_chains};
@@ -38,6 +39,11 @@ impl Untracking {
 impl Table {
     pub(super) fn untracked_chain(&self) -> Option<Chain> {
         (self.untracking.has_begun && self.base.untracked().is_some()).then_some(Chain::RawPrerouting)
+    }
+
+    /// The network of the pods between which flows are not tracked, once that is in the kernel.
+    pub(crate) fn untracked_net(&self) -> Option<IpNet> {
+        self.base.untracked().filter(|_| self.untracking.has_begun && self.state == TableState::Planned)
     }
 
     /// For people. `None`: flows between pods are tracked, as usual.

@@ -12,10 +12,9 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
+    fs,
     io::{Read as _, Write as _},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
-    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -28,15 +27,14 @@ use keelson_proxy::{
     options::{DirectReturnHook, EbpfOptions},
 };
 use keelson_proxy_nft::Nft;
-use nix::{
-    mount::{MsFlags, mount},
-    sched::{CloneFlags, setns, unshare},
-};
 
 use super::*;
 use crate::{
     elements::Contents,
     kernel::{find_pins, remove_pins},
+    nets::{
+        ANSWER, Net, at, connect, exchange, in_mounts, mount_bpf, read_line, serve_tcp, serve_udp, udp_socket,
+    },
     testing::{options, service_port},
 };
 
@@ -46,7 +44,6 @@ mod measure;
 mod odd;
 mod traffic;
 
-const ANSWER: Duration = Duration::from_secs(10);
 const NODE_PORT: u16 = 30_080;
 const PORT: u16 = 8_080;
 /// Served by both nodes, routed to the first one.
@@ -57,88 +54,6 @@ const PODS: [[&str; 2]; 2] = [["10.244.0.5", "fd00:10:244::5"], ["10.244.1.5", "
 const GATEWAYS: [[&str; 2]; 2] = [["10.244.0.1", "fd00:10:244::1"], ["10.244.1.1", "fd00:10:244:1::1"]];
 const POD_NETWORKS: [[&str; 2]; 2] =
     [["10.244.0.0/24", "fd00:10:244::/64"], ["10.244.1.0/24", "fd00:10:244:1::/64"]];
-const PREFIXES: [u8; 2] = [24, 64];
-
-/// A network namespace, as long as it is open.
-struct Net(File);
-
-impl Net {
-    /// That of the calling thread.
-    fn current() -> Self {
-        Self(File::open("/proc/thread-self/ns/net").unwrap())
-    }
-
-    fn new() -> Self {
-        let inside = || {
-            unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace needs root");
-            let net = Self::current();
-            net.ip("link set lo up");
-            for family in ["ipv4/conf/all/forwarding", "ipv6/conf/all/forwarding"] {
-                fs::write(format!("/proc/sys/net/{family}"), "1").unwrap();
-            }
-            for name in ["all", "default"] {
-                fs::write(format!("/proc/sys/net/ipv4/conf/{name}/rp_filter"), "0").unwrap();
-                fs::write(format!("/proc/sys/net/ipv6/conf/{name}/accept_dad"), "0").unwrap();
-            }
-            net
-        };
-        thread::scope(|scope| scope.spawn(inside).join()).unwrap()
-    }
-
-    /// Runs something in the namespace, on a thread of its own.
-    fn run<T: Send>(&self, body: impl FnOnce() -> T + Send) -> T {
-        let inside = || {
-            setns(&self.0, CloneFlags::CLONE_NEWNET).unwrap();
-            body()
-        };
-        match thread::scope(|scope| scope.spawn(inside).join()) {
-            Ok(value) => value,
-            Err(panic) => std::panic::resume_unwind(panic),
-        }
-    }
-
-    fn command(&self, program: &str, arguments: &str) {
-        let done = self.run(|| Command::new(program).args(arguments.split(' ')).output().unwrap());
-        let error = String::from_utf8_lossy(&done.stderr);
-        assert!(done.status.success(), "{program} {arguments}: {error}");
-    }
-
-    fn ip(&self, arguments: &str) {
-        self.command("ip", arguments);
-    }
-
-    /// A pair of devices, the other one in another namespace.
-    fn connect(&self, own: &str, other: &Self, theirs: &str) {
-        // The other namespace is named by a thread in it.
-        let (told, number) = std::sync::mpsc::channel();
-        let (done, ends) = std::sync::mpsc::channel::<()>();
-        thread::scope(|scope| {
-            scope.spawn(move || {
-                setns(&other.0, CloneFlags::CLONE_NEWNET).unwrap();
-                told.send(nix::unistd::gettid()).unwrap();
-                let _ = ends.recv();
-            });
-            let thread = number.recv().unwrap();
-            self.ip(&format!("link add {own} type veth peer name {theirs} netns {thread}"));
-            drop(done);
-        });
-        self.ip(&format!("link set {own} up"));
-        other.ip(&format!("link set {theirs} up"));
-    }
-
-    fn address(&self, device: &str, addresses: [&str; 2]) {
-        for (address, prefix) in addresses.into_iter().zip(PREFIXES) {
-            let nodad = if address.contains(':') { " nodad" } else { "" };
-            self.ip(&format!("address add {address}/{prefix} dev {device}{nodad}"));
-        }
-    }
-
-    fn route(&self, networks: [&str; 2], via: [&str; 2]) {
-        for (network, via) in networks.into_iter().zip(via) {
-            self.ip(&format!("route add {network} via {via}"));
-        }
-    }
-}
 
 struct World {
     folder: tempfile::TempDir,
@@ -150,15 +65,7 @@ struct World {
 
 /// Runs a test in a new world. Needs root.
 fn in_world<T: Send>(test: impl FnOnce(&World) -> T + Send) -> T {
-    let inside = || {
-        unshare(CloneFlags::CLONE_NEWNS).expect("namespaces need root");
-        let world = World::new();
-        test(&world)
-    };
-    match thread::scope(|scope| scope.spawn(inside).join()) {
-        Ok(value) => value,
-        Err(panic) => std::panic::resume_unwind(panic),
-    }
+    in_mounts(|| test(&World::new()))
 }
 
 impl World {
@@ -170,7 +77,7 @@ impl World {
             nodes: [Net::new(), Net::new()],
             pods: [Net::new(), Net::new()],
         };
-        world.mount();
+        mount_bpf(world.folder.path());
         let Self { switch, client, nodes, pods, .. } = &world;
         switch.ip("link add br0 type bridge");
         switch.ip("link set br0 up");
@@ -189,17 +96,6 @@ impl World {
             pods[n].route(["default", "::/0"], GATEWAYS[n]);
         }
         world
-    }
-
-    fn mount(&self) {
-        let none = None::<&str>;
-        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
-        // BPF file systems of the machine, and of other tests, are not for this one.
-        let mounts = fs::read_to_string("/proc/thread-self/mounts").unwrap();
-        for line in mounts.lines().filter(|line| line.contains(" bpf ")) {
-            nix::mount::umount(line.split(' ').nth(1).unwrap()).unwrap();
-        }
-        mount(Some("none"), self.folder.path(), Some("bpf"), MsFlags::empty(), none).unwrap();
     }
 
     /// Devices of this kind leave checksums to who needs them, and XDP does: real ones have computed them. And they take what
@@ -233,10 +129,6 @@ struct Cluster<'a> {
 
 fn endpoint(at: SocketAddr) -> Endpoint {
     Endpoint { ip: at.ip(), port: at.port() }
-}
-
-fn at(ip: &str, port: u16) -> SocketAddr {
-    SocketAddr::new(ip.parse().unwrap(), port)
 }
 
 fn small_sizes() -> Sizes {
@@ -358,38 +250,6 @@ fn tables(world: &World, protocol: Protocol, pods: &[usize]) -> Box<dyn Backend>
     })
 }
 
-/// Answers connections with its name and the client's address, then sends back what it gets.
-fn serve_tcp(net: &Net, ip: &str, port: u16, name: &'static str) {
-    net.run(|| {
-        let listener = TcpListener::bind(at(ip, port)).unwrap();
-        thread::spawn(move || {
-            for mut stream in listener.incoming().flatten() {
-                let Ok(peer) = stream.peer_addr() else { continue };
-                let _ = writeln!(stream, "{name} {peer}");
-                thread::spawn(move || {
-                    let mut input = stream.try_clone().unwrap();
-                    let _ = std::io::copy(&mut input, &mut stream);
-                });
-            }
-        });
-    });
-}
-
-/// Answers datagrams with its name and the client's address; with as many more bytes as the datagram says.
-fn serve_udp(net: &Net, ip: &str, port: u16, name: &'static str) {
-    net.run(|| {
-        let socket = UdpSocket::bind(at(ip, port)).unwrap();
-        thread::spawn(move || {
-            let mut buffer = [0; 65_536];
-            while let Ok((length, from)) = socket.recv_from(&mut buffer) {
-                let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
-                let more = text.trim_end_matches('x').parse().unwrap_or(0);
-                let _ = socket.send_to(format!("{name} {from}\n{}", "y".repeat(more)).as_bytes(), from);
-            }
-        });
-    });
-}
-
 /// Servers of both pods and, for what the programs leave, of both nodes.
 fn serve_all(world: &World, protocol: Protocol, family: usize) {
     let serve = if protocol == Protocol::Udp { serve_udp } else { serve_tcp };
@@ -397,39 +257,6 @@ fn serve_all(world: &World, protocol: Protocol, family: usize) {
         serve(&world.pods[n], PODS[n][family], PORT, names.0);
         serve(&world.nodes[n], NODES[n][family], NODE_PORT, names.1);
     }
-}
-
-/// The first line of an answer, and the client's own address.
-fn read_line(stream: &mut TcpStream) -> String {
-    let mut line = Vec::new();
-    let mut byte = [0];
-    while stream.read(&mut byte).unwrap() == 1 && byte[0] != b'\n' {
-        line.push(byte[0]);
-    }
-    String::from_utf8(line).unwrap()
-}
-
-fn connect(to: SocketAddr) -> (TcpStream, String) {
-    let mut stream = TcpStream::connect_timeout(&to, ANSWER).unwrap_or_else(|error| panic!("{to}: {error}"));
-    stream.set_read_timeout(Some(ANSWER)).unwrap();
-    let line = read_line(&mut stream);
-    (stream, line)
-}
-
-/// A socket that hears from `to` alone.
-fn udp_socket(to: SocketAddr) -> UdpSocket {
-    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-    let socket = UdpSocket::bind(any).unwrap();
-    socket.connect(to).unwrap();
-    socket.set_read_timeout(Some(ANSWER)).unwrap();
-    socket
-}
-
-fn exchange(socket: &UdpSocket, text: &str) -> String {
-    let mut buffer = [0; 65_536];
-    socket.send(text.as_bytes()).unwrap();
-    let length = socket.recv(&mut buffer).unwrap_or_else(|error| panic!("{socket:?}: {error}"));
-    String::from_utf8_lossy(&buffer[..length]).into_owned()
 }
 
 /// Who answers the client, and whether it has seen the client's own address.

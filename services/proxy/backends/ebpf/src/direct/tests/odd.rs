@@ -1,5 +1,7 @@
 //! Fragments, options, malformed and forged packets, and full maps.
 
+use std::process::Command;
+
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::*;

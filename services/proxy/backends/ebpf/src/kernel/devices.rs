@@ -1,14 +1,13 @@
-//! The programs of direct return at their devices.
+//! Programs at devices.
 //!
-//! Owns: [`attach`], [`is_attached`]. In: programs that are loaded, a folder, devices. Out: links
-//! that are pinned; filters, where the kernel has no links for tc.
+//! Owns: [`attach`], [`missing`], [`others`]. In: programs that are loaded, a folder, devices. Out: links that are pinned; filters,
+//! where the kernel has no links for tc.
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
 };
 
-use crate::kernel::{Hook, KernelError, chain, filters, links, places};
 use aya::{
     Ebpf,
     programs::{
@@ -20,50 +19,73 @@ use aya::{
     sys::SyscallError,
 };
 
-/// Loads the programs; the verifier checks them.
-pub(super) fn load(loaded: &mut Ebpf) -> Result<(), KernelError> {
-    let failed = |hook: Hook| {
-        move |error: ProgramError| match KernelError::program(hook.program(), &error) {
+use super::{Hook, KernelError, chain, filters, links, places};
+
+/// Links that are open at the same time, while all are looked at.
+const OPEN_LINKS: usize = 64;
+
+/// Loads the programs of these hooks; the verifier checks them.
+pub(crate) fn load(loaded: &mut Ebpf, hooks: &[Hook]) -> Result<(), KernelError> {
+    for hook in hooks {
+        let done = match hook {
+            Hook::Xdp => xdp(loaded)?.load(),
+            Hook::In | Hook::Out | Hook::Pods => classifier(loaded, *hook)?.load(),
+        };
+        done.map_err(|error| match KernelError::program(hook.program(), &error) {
             KernelError::NotPermitted(reason) => KernelError::NotPermitted(format!(
-                "{reason} (direct return needs CAP_PERFMON or CAP_SYS_ADMIN besides)"
+                "{reason} (programs at devices need CAP_PERFMON or CAP_SYS_ADMIN besides)"
             )),
             error => error,
-        }
-    };
-    for hook in [Hook::In, Hook::Out] {
-        classifier(loaded, hook)?.load().map_err(failed(hook))?;
+        })?;
     }
-    xdp(loaded)?.load().map_err(failed(Hook::Xdp))
+    Ok(())
 }
 
-fn missing(hook: Hook) -> KernelError {
+fn no_program(hook: Hook) -> KernelError {
     KernelError::Load(format!("the object has no program {}", hook.program()))
 }
 
 fn classifier(loaded: &mut Ebpf, hook: Hook) -> Result<&mut SchedClassifier, KernelError> {
-    let found = loaded.program_mut(hook.program()).ok_or_else(|| missing(hook))?;
+    let found = loaded.program_mut(hook.program()).ok_or_else(|| no_program(hook))?;
     found.try_into().map_err(|error| KernelError::program(hook.program(), &error))
 }
 
 fn xdp(loaded: &mut Ebpf) -> Result<&mut Xdp, KernelError> {
-    let found = loaded.program_mut(Hook::Xdp.program()).ok_or_else(|| missing(Hook::Xdp))?;
+    let found = loaded.program_mut(Hook::Xdp.program()).ok_or_else(|| no_program(Hook::Xdp))?;
     found.try_into().map_err(|error| KernelError::program(Hook::Xdp.program(), &error))
 }
 
-/// Whether a program is attached to a device, by its pin in `folder`.
-pub(super) fn is_attached(folder: &Path, hook: Hook, device: u32) -> Result<bool, KernelError> {
-    let filter = folder.join(format!("{}{}", filters::PREFIX, hook.pin(device)));
-    if filter.exists() {
-        return filters::is_attached(&filter, hook, device);
+/// The programs that are not attached to their device, by their pins in `folder`.
+pub(crate) fn missing(folder: &Path, wanted: &[(Hook, u32)]) -> Result<Vec<(Hook, u32)>, KernelError> {
+    let mut missing = Vec::new();
+    for places in wanted.chunks(OPEN_LINKS) {
+        let mut open = Vec::new();
+        for (hook, device) in places.iter().copied() {
+            let filter = folder.join(format!("{}{}", filters::PREFIX, hook.pin(device)));
+            if filter.exists() {
+                if !filters::is_attached(&filter, hook, device)? {
+                    missing.push((hook, device));
+                }
+                continue;
+            }
+            let pin = folder.join(hook.pin(device));
+            match PinnedLink::from_pin(&pin).map(FdLink::from) {
+                Ok(link) => {
+                    let id = link.info().map_err(|error| KernelError::link(&pin, &error))?.id();
+                    open.push((hook, device, id, link));
+                }
+                Err(_) => missing.push((hook, device)),
+            }
+        }
+        let devices = if open.is_empty() { Default::default() } else { links::places_of_links("ifindex")? };
+        let elsewhere = open.iter().filter(|(_, device, id, _)| devices.get(id) != Some(&u64::from(*device)));
+        missing.extend(elsewhere.map(|(hook, device, ..)| (*hook, *device)));
     }
-    let pin = folder.join(hook.pin(device));
-    let Ok(link) = PinnedLink::from_pin(&pin).map(FdLink::from) else { return Ok(false) };
-    let id = link.info().map_err(|error| KernelError::link(&pin, &error))?.id();
-    Ok(links::places_of_links("ifindex")?.get(&id) == Some(&u64::from(device)))
+    Ok(missing)
 }
 
 /// Attaches a program to a device and pins it. A former version's XDP program is replaced in one step.
-pub(super) fn attach(
+pub(crate) fn attach(
     loaded: &mut Ebpf,
     folder: &Path,
     hook: Hook,
@@ -76,7 +98,7 @@ pub(super) fn attach(
     }
     let link = match hook {
         Hook::Xdp => Some(attach_xdp(xdp(loaded)?, folder, device, name)?),
-        Hook::In | Hook::Out => attach_tcx(classifier(loaded, hook)?, hook, name)?,
+        Hook::In | Hook::Out | Hook::Pods => attach_tcx(classifier(loaded, hook)?, hook, name)?,
     };
     match link {
         Some(link) => {
@@ -158,7 +180,7 @@ fn former_folders(folder: &Path) -> Result<Vec<PathBuf>, KernelError> {
 }
 
 /// Detaches the programs of a folder that are not among `wanted`, and returns their number.
-pub(super) fn remove_others(folder: &Path, wanted: &[(Hook, u32)]) -> Result<usize, KernelError> {
+pub(crate) fn remove_others(folder: &Path, wanted: &[(Hook, u32)]) -> Result<usize, KernelError> {
     let mut removed = 0;
     for pin in others(folder, wanted)? {
         remove(&pin)?;
@@ -167,7 +189,7 @@ pub(super) fn remove_others(folder: &Path, wanted: &[(Hook, u32)]) -> Result<usi
     Ok(removed)
 }
 
-pub(super) fn others(folder: &Path, wanted: &[(Hook, u32)]) -> Result<Vec<PathBuf>, KernelError> {
+pub(crate) fn others(folder: &Path, wanted: &[(Hook, u32)]) -> Result<Vec<PathBuf>, KernelError> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.map_err(KernelError::file("list", folder))?,

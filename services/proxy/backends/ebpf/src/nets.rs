@@ -1,0 +1,194 @@
+//! Network namespaces for tests of programs at devices, and servers and clients in them.
+//!
+//! Owns: [`Net`], [`in_mounts`]. In: commands for `ip`. Out: namespaces that end with their value. Needs root.
+
+use std::{
+    fs::{self, File},
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
+    path::Path,
+    process::Command,
+    thread,
+    time::Duration,
+};
+
+use nix::{
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, setns, unshare},
+};
+
+pub(crate) const ANSWER: Duration = Duration::from_secs(10);
+const PREFIXES: [u8; 2] = [24, 64];
+
+/// A network namespace, as long as it is open.
+pub(crate) struct Net(File);
+
+impl Net {
+    /// That of the calling thread.
+    pub(crate) fn current() -> Self {
+        Self(File::open("/proc/thread-self/ns/net").unwrap())
+    }
+
+    pub(crate) fn new() -> Self {
+        let inside = || {
+            unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace needs root");
+            let net = Self::current();
+            net.ip("link set lo up");
+            for family in ["ipv4/conf/all/forwarding", "ipv6/conf/all/forwarding"] {
+                fs::write(format!("/proc/sys/net/{family}"), "1").unwrap();
+            }
+            for name in ["all", "default"] {
+                fs::write(format!("/proc/sys/net/ipv4/conf/{name}/rp_filter"), "0").unwrap();
+                fs::write(format!("/proc/sys/net/ipv6/conf/{name}/accept_dad"), "0").unwrap();
+            }
+            net
+        };
+        thread::scope(|scope| scope.spawn(inside).join()).unwrap()
+    }
+
+    /// Runs something in the namespace, on a thread of its own.
+    pub(crate) fn run<T: Send>(&self, body: impl FnOnce() -> T + Send) -> T {
+        let inside = || {
+            setns(&self.0, CloneFlags::CLONE_NEWNET).unwrap();
+            body()
+        };
+        match thread::scope(|scope| scope.spawn(inside).join()) {
+            Ok(value) => value,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+
+    pub(crate) fn command(&self, program: &str, arguments: &str) {
+        let done = self.run(|| Command::new(program).args(arguments.split(' ')).output().unwrap());
+        let error = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success(), "{program} {arguments}: {error}");
+    }
+
+    pub(crate) fn ip(&self, arguments: &str) {
+        self.command("ip", arguments);
+    }
+
+    /// A pair of devices, the other one in another namespace.
+    pub(crate) fn connect(&self, own: &str, other: &Self, theirs: &str) {
+        // The other namespace is named by a thread in it.
+        let (told, number) = std::sync::mpsc::channel();
+        let (done, ends) = std::sync::mpsc::channel::<()>();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                setns(&other.0, CloneFlags::CLONE_NEWNET).unwrap();
+                told.send(nix::unistd::gettid()).unwrap();
+                let _ = ends.recv();
+            });
+            let thread = number.recv().unwrap();
+            self.ip(&format!("link add {own} type veth peer name {theirs} netns {thread}"));
+            drop(done);
+        });
+        self.ip(&format!("link set {own} up"));
+        other.ip(&format!("link set {theirs} up"));
+    }
+
+    pub(crate) fn address(&self, device: &str, addresses: [&str; 2]) {
+        for (address, prefix) in addresses.into_iter().zip(PREFIXES) {
+            let nodad = if address.contains(':') { " nodad" } else { "" };
+            self.ip(&format!("address add {address}/{prefix} dev {device}{nodad}"));
+        }
+    }
+
+    pub(crate) fn route(&self, networks: [&str; 2], via: [&str; 2]) {
+        for (network, via) in networks.into_iter().zip(via) {
+            self.ip(&format!("route add {network} via {via}"));
+        }
+    }
+}
+
+/// Runs something on a thread with mounts of its own.
+pub(crate) fn in_mounts<T: Send>(test: impl FnOnce() -> T + Send) -> T {
+    let inside = || {
+        unshare(CloneFlags::CLONE_NEWNS).expect("namespaces need root");
+        test()
+    };
+    match thread::scope(|scope| scope.spawn(inside).join()) {
+        Ok(value) => value,
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+/// Mounts a BPF file system, and hides those of the machine and of other tests.
+pub(crate) fn mount_bpf(folder: &Path) {
+    let none = None::<&str>;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+    let mounts = fs::read_to_string("/proc/thread-self/mounts").unwrap();
+    for line in mounts.lines().filter(|line| line.contains(" bpf ")) {
+        nix::mount::umount(line.split(' ').nth(1).unwrap()).unwrap();
+    }
+    mount(Some("none"), folder, Some("bpf"), MsFlags::empty(), none).unwrap();
+}
+
+pub(crate) fn at(ip: &str, port: u16) -> SocketAddr {
+    SocketAddr::new(ip.parse().unwrap(), port)
+}
+
+/// Answers connections with its name and the client's address, then sends back what it gets.
+pub(crate) fn serve_tcp(net: &Net, ip: &str, port: u16, name: &'static str) {
+    net.run(|| {
+        let listener = TcpListener::bind(at(ip, port)).unwrap();
+        thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                let Ok(peer) = stream.peer_addr() else { continue };
+                let _ = writeln!(stream, "{name} {peer}");
+                thread::spawn(move || {
+                    let mut input = stream.try_clone().unwrap();
+                    let _ = std::io::copy(&mut input, &mut stream);
+                });
+            }
+        });
+    });
+}
+
+/// Answers datagrams with its name and the client's address; with as many more bytes as the datagram says.
+pub(crate) fn serve_udp(net: &Net, ip: &str, port: u16, name: &'static str) {
+    net.run(|| {
+        let socket = UdpSocket::bind(at(ip, port)).unwrap();
+        thread::spawn(move || {
+            let mut buffer = [0; 65_536];
+            while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+                let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
+                let more = text.trim_end_matches('x').parse().unwrap_or(0);
+                let _ = socket.send_to(format!("{name} {from}\n{}", "y".repeat(more)).as_bytes(), from);
+            }
+        });
+    });
+}
+
+/// The first line of an answer, and the client's own address.
+pub(crate) fn read_line(stream: &mut TcpStream) -> String {
+    let mut line = Vec::new();
+    let mut byte = [0];
+    while stream.read(&mut byte).unwrap() == 1 && byte[0] != b'\n' {
+        line.push(byte[0]);
+    }
+    String::from_utf8(line).unwrap()
+}
+
+pub(crate) fn connect(to: SocketAddr) -> (TcpStream, String) {
+    let mut stream = TcpStream::connect_timeout(&to, ANSWER).unwrap_or_else(|error| panic!("{to}: {error}"));
+    stream.set_read_timeout(Some(ANSWER)).unwrap();
+    let line = read_line(&mut stream);
+    (stream, line)
+}
+
+/// A socket that hears from `to` alone.
+pub(crate) fn udp_socket(to: SocketAddr) -> UdpSocket {
+    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = UdpSocket::bind(any).unwrap();
+    socket.connect(to).unwrap();
+    socket.set_read_timeout(Some(ANSWER)).unwrap();
+    socket
+}
+
+pub(crate) fn exchange(socket: &UdpSocket, text: &str) -> String {
+    let mut buffer = [0; 65_536];
+    socket.send(text.as_bytes()).unwrap();
+    let length = socket.recv(&mut buffer).unwrap_or_else(|error| panic!("{socket:?}: {error}"));
+    String::from_utf8_lossy(&buffer[..length]).into_owned()
+}

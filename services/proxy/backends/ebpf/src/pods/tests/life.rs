@@ -1,0 +1,118 @@
+//! Restarts, drift, devices that come and go, and removal.
+
+use super::*;
+use crate::kernel::{remove_pins, remove_pods_pins};
+
+fn check(world: &World, pods: &mut Pods) -> Outcome {
+    world.node.run(|| {
+        assert!(pods.begin_check().unwrap(), "something is missing");
+        pods.check().unwrap()
+    })
+}
+
+fn is_in_order(world: &World, pods: &Pods) -> bool {
+    world.node.run(|| !pods.begin_check().unwrap())
+}
+
+#[test]
+fn packets_are_handed_over_without_a_process_and_a_restart_changes_nothing() {
+    in_world(Layout::Routed, |world| {
+        let pods = world.start();
+        world.serve(1);
+        drop(pods);
+        let mut pods = world.open();
+        assert!(handed_over(&pods, || world.talk(0, 1, 0, Protocol::Tcp)) > EXCHANGES);
+        let outcome = world.begin(&mut pods);
+        assert!(outcome.is_nothing(), "{outcome:?}");
+        assert!(is_in_order(world, &pods));
+        assert!(handed_over(&pods, || world.talk(0, 1, 0, Protocol::Tcp)) > EXCHANGES);
+    });
+}
+
+/// What an earlier run has left ends before the rules are made for other networks.
+#[test]
+fn another_network_ends_it_before_the_rules_change() {
+    in_world(Layout::Routed, |world| {
+        drop(world.start());
+        world.serve(1);
+        let mut pods = world.open();
+        world.node.run(|| pods.narrow(Family::V4, "10.244.0.0/24".parse().ok())).unwrap();
+        world.node.run(|| pods.narrow(Family::V6, networks()[1])).unwrap();
+        assert_eq!(handed_over(&pods, || world.talk(0, 1, 0, Protocol::Tcp)), 0);
+        assert!(handed_over(&pods, || world.talk(0, 1, 1, Protocol::Tcp)) > EXCHANGES);
+        world.node.run(|| pods.narrow(Family::V6, None)).unwrap();
+        assert_eq!(handed_over(&pods, || world.talk(0, 1, 1, Protocol::Tcp)), 0);
+    });
+}
+
+#[test]
+fn what_was_removed_is_made_again() {
+    in_world(Layout::Routed, |world| {
+        let mut pods = world.start();
+        world.serve(1);
+        assert!(is_in_order(world, &pods));
+        let folders = world.node.run(|| crate::kernel::find_pins().unwrap());
+        let links = folders.iter().find(|path| path.to_string_lossy().contains("pods-links-")).unwrap();
+        let pin = std::fs::read_dir(links).unwrap().flatten().next().unwrap().path();
+        // A filter, on kernels without links, goes with its qdisc.
+        match pin.file_name().unwrap().to_string_lossy().starts_with("pods-") {
+            true => std::fs::remove_file(pin).unwrap(),
+            false => world.node.command("tc", "qdisc del dev veth1 clsact"),
+        }
+        let outcome = check(world, &mut pods);
+        assert!(outcome.repaired && outcome.structure >= 1, "{outcome:?}");
+        assert!(is_in_order(world, &pods));
+        // Everything.
+        world.node.run(|| remove_pins(&mut drop).unwrap());
+        assert!(check(world, &mut pods).repaired);
+        assert!(is_in_order(world, &pods));
+        assert!(handed_over(&pods, || world.talk(0, 1, 0, Protocol::Tcp)) > EXCHANGES);
+        assert!(world.node.run(|| remove_pods_pins().unwrap()) >= PODS.len());
+        assert_eq!(world.node.run(|| remove_pods_pins().unwrap()), 0);
+        world.talk(0, 1, 0, Protocol::Tcp);
+    });
+}
+
+/// A pod that is made again, with the same addresses at another device.
+#[test]
+fn pods_come_and_go() {
+    for layout in LAYOUTS {
+        in_world(layout, |world| {
+            let mut pods = world.start();
+            world.serve(1);
+            world.talk(0, 1, 0, Protocol::Udp);
+            world.node.ip("link delete veth1");
+            serve(&world.make_pod("veth9", 1), 1);
+            if layout == Layout::Bridged {
+                // As the word of a new pod about its address does.
+                world.node.ip("neigh flush dev cni0");
+            }
+            // Its device is not known yet, and the former one is gone.
+            world.talk(0, 1, 0, Protocol::Udp);
+            world.look(&mut pods);
+            let outcome = world.node.run(|| pods.maintain(Instant::now()));
+            assert!(outcome.structure >= 2, "one attached, one removed: {outcome:?}");
+            assert!(is_in_order(world, &pods));
+            assert!(handed_over(&pods, || world.talk(0, 1, 0, Protocol::Tcp)) > EXCHANGES);
+        });
+    }
+}
+
+#[test]
+fn devices_without_room_and_those_of_no_pod_are_named() {
+    in_world(Layout::Routed, |world| {
+        world.node.ip("link add veth7 type veth peer name peer7");
+        let mut sizes = usual_sizes();
+        sizes.insert(DEVICES, 2);
+        let mut pods = world.open_with(sizes);
+        world.begin(&mut pods);
+        let lines = pods.features().join("\n");
+        assert!(lines.contains("program at 2 devices"), "{lines}");
+        assert!(lines.contains("no pairs of veth with another network namespace: veth7"), "{lines}");
+        assert!(lines.contains("1 devices beyond the first 2 are left out"), "{lines}");
+        assert_eq!(pods.devices.values().map(|device| device.name.as_str()).collect::<Vec<_>>(), ["veth0", "veth1"]);
+        world.serve(2);
+        // Left out, and reached all the same.
+        world.talk(0, 2, 0, Protocol::Tcp);
+    });
+}
