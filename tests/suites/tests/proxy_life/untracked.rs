@@ -4,7 +4,7 @@ use crate::common::{LONG, TestEnv, ensure_contains, eventually_slow};
 use crate::ebpf::pins;
 use crate::model::{Service, pool};
 use anyhow::{Context as _, Result, bail, ensure};
-use keelson_cluster::net::plan::{BRIDGE, NODE, local};
+use keelson_cluster::net::plan::{BRIDGE, LOCALS, NODE, local};
 use keelson_cluster::net::{Family, KeelsonProxyOptions, Outcome, Transport};
 use keelson_harness::peers;
 use keelson_harness::util::PATIENCE;
@@ -27,9 +27,17 @@ fn untracked(env: &TestEnv) -> KeelsonProxyOptions {
     env.options.clone().set("proxy.ebpf_untracked_pods", true)
 }
 
-async fn started(services: &[Service]) -> Result<TestEnv> {
+/// With the program at the devices of pods as well.
+fn handed_over(env: &TestEnv) -> KeelsonProxyOptions {
+    untracked(env).set("proxy.ebpf_pod_devices", "veth-*")
+}
+
+async fn started(
+    services: &[Service],
+    options: impl FnOnce(&TestEnv) -> KeelsonProxyOptions,
+) -> Result<TestEnv> {
     let mut env = TestEnv::at_sockets()?;
-    env.options = untracked(&env);
+    env.options = options(&env);
     env.proxy.configure(&env.options)?;
     env.start(services).await?;
     wait_until_untracked(&env).await?;
@@ -82,7 +90,7 @@ async fn ask_all(env: &TestEnv, services: &[Service], expected: impl Fn(IpAddr) 
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_of_pods_to_services_are_not_tracked() -> Result<()> {
     let services = services();
-    let mut env = started(&services).await?;
+    let mut env = started(&services, untracked).await?;
     let pod = env.world.pod();
     for killed in [false, true] {
         if killed {
@@ -107,7 +115,11 @@ async fn connections_of_pods_to_services_are_not_tracked() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_translated_between_pods_is_masqueraded_and_answered() -> Result<()> {
     let services = services();
-    let mut env = started(&services).await?;
+    let mut env = started(&services, untracked).await?;
+    translated_connections_are_answered(&mut env, &services).await
+}
+
+async fn translated_connections_are_answered(env: &mut TestEnv, services: &[Service]) -> Result<()> {
     let is_node = |source| [BRIDGE, NODE].into_iter().any(|address| address.of(Family::of(source)) == source);
     // As the plugin of a hostPort does.
     let chain =
@@ -124,16 +136,78 @@ async fn what_is_translated_between_pods_is_masqueraded_and_answered() -> Result
     }
     // Sockets that no program has seen: their packets are translated.
     env.proxy.kill9()?;
-    for folder in pins(&env)?.into_iter().filter(|path| path.display().to_string().contains("links-")) {
+    for folder in pins(env)?.into_iter().filter(|path| path.display().to_string().contains("/links-")) {
         fs::read_dir(&folder)?.try_for_each(|pin| fs::remove_file(pin?.path()))?;
     }
     eventually_slow("the programs are detached", || async {
-        let source = asks(&env, services[0].at(), Transport::Tcp, &services[0].endpoints).await?;
+        let source = asks(env, services[0].at(), Transport::Tcp, &services[0].endpoints).await?;
         ensure!(is_node(source), "the source is {source}");
         Ok(())
     })
     .await?;
-    ask_all(&env, &services, is_node).await
+    ask_all(env, services, is_node).await
+}
+
+/// Packets that the program at the devices of pods has handed over; `None`: it is not attached at all of them yet.
+async fn handed(env: &TestEnv) -> Result<Option<u64>> {
+    let state = env.state().await?.to_string();
+    if !state.contains(&format!("pod devices: program at {} devices", LOCALS + 1)) {
+        return Ok(None);
+    }
+    let text = state.split(" packets handed over").next().unwrap_or_default();
+    let number = text.rsplit(' ').next().unwrap_or_default();
+    Ok(Some(number.parse().with_context(|| format!("{number:?} in {state}"))?))
+}
+
+async fn wait_until_handed_over(env: &TestEnv) -> Result<u64> {
+    let mut found = 0;
+    eventually_slow("the program is at all devices of pods", || async {
+        handed(env).await?.context("not yet").map(drop)
+    })
+    .await
+    .with_context(|| env.logs())?;
+    found = handed(env).await?.unwrap_or(found);
+    Ok(found)
+}
+
+/// A restart, a kill, and a setting that is taken back.
+#[tokio::test(flavor = "multi_thread")]
+async fn packets_between_pods_of_the_node_are_handed_over() -> Result<()> {
+    let services = services();
+    let mut env = started(&services, handed_over).await?;
+    let pod = env.world.pod().clone();
+    let is_pod = |source| source == pod.ip(Family::of(source));
+    let mut before = wait_until_handed_over(&env).await?;
+    for killed in [false, true] {
+        if killed {
+            env.proxy.kill9()?;
+        }
+        ask_all(&env, &services, is_pod).await?;
+        if killed {
+            env.proxy.start_again(env.world.node()).await?;
+        }
+        let after = wait_until_handed_over(&env).await?;
+        // A fourth of the 48 connections and exchanges are with endpoints of the node.
+        ensure!(after > before + 20, "killed {killed}: {before} packets, then {after}");
+        before = after;
+    }
+    for options in [untracked(&env), env.options.clone().set("proxy.ebpf_untracked_pods", false)] {
+        ensure!(env.proxy.terminate().await?.success());
+        env.proxy.configure(&options.set("proxy.ebpf_pod_devices", ""))?;
+        env.proxy.start_again(env.world.node()).await?;
+        env.wait_for_exact_services(&services).await?;
+        ensure!(!pins(&env)?.iter().any(|path| path.display().to_string().contains("pods-")));
+        ask_all(&env, &services, is_pod).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn translated_connections_are_answered_where_packets_are_handed_over() -> Result<()> {
+    let services = services();
+    let mut env = started(&services, handed_over).await?;
+    wait_until_handed_over(&env).await?;
+    translated_connections_are_answered(&mut env, &services).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
