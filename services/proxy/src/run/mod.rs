@@ -131,7 +131,10 @@ pub async fn run(
     let driver = backends.own;
     #[cfg(target_os = "linux")]
     let _claims = claim(driver, &options.service_proxy_name).await?;
-    let scope = match options.flowtable_interfaces.is_empty() && options.ebpf.direct_return.is_none() && options.ebpf.pod_devices.is_empty() {
+    let scope = match options.flowtable_interfaces.is_empty()
+        && options.ebpf.direct_return.is_none()
+        && options.ebpf.pod_devices.is_empty()
+    {
         true => WatchScope::Addresses,
         false => WatchScope::AddressesAndInterfaces,
     };

@@ -24,7 +24,7 @@ use keelson_proxy::{
 use crate::{
     direct::Direct,
     explain::{self, Context},
-    kernel::{KernelError, SocketKernel, remove_pods_pins},
+    kernel::{KernelError, SocketKernel},
     layout::MapName,
     observer::EbpfObserver,
     plan::{NodeFacts, Usage},
@@ -127,7 +127,7 @@ impl EbpfBackend {
     fn narrow_pods(&mut self, family: Family) -> Result<(), KernelError> {
         let Some(pods) = &mut self.pods else {
             if std::mem::take(&mut self.has_former_pods) {
-                remove_pods_pins()?;
+                self.sockets.remove_former_pods()?;
             }
             return Ok(());
         };
@@ -291,7 +291,8 @@ impl Backend for EbpfBackend {
             Some(&mut self.sockets).into_iter().chain(self.direct.as_mut().map(|direct| &mut direct.sockets));
         let checked = levels.try_fold(packets, |outcome, level| Ok(outcome.plus(level.check(family, now)?)));
         let pods = self.pods.as_mut();
-        let checked = checked.and_then(|outcome| Ok(outcome.plus(pods.map_or(Ok(Outcome::default()), Pods::check)?)));
+        let checked =
+            checked.and_then(|outcome| Ok(outcome.plus(pods.map_or(Ok(Outcome::default()), Pods::check)?)));
         Check::Done(checked.map_err(|error: KernelError| error.into()))
     }
 

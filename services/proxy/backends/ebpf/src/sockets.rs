@@ -124,6 +124,11 @@ impl Sockets {
         self.families[family as usize].has_synced
     }
 
+    /// Before rules between pods change: the program of pod devices skips them.
+    pub(crate) fn remove_former_pods(&mut self) -> Result<usize, KernelError> {
+        self.writable()?.remove_former_pods()
+    }
+
     fn writable(&mut self) -> Result<&mut dyn SocketKernel, KernelError> {
         match &mut self.kernel {
             Some(kernel) => Ok(kernel.as_mut()),

@@ -25,8 +25,8 @@ use super::layout::{COUNTERS, DEVICES, DIRECT_MAPS, DirectCounter, LAYOUT, NETWO
 use crate::{
     elements::{Change, Contents},
     kernel::{
-        Decisions, Hook, KernelError, ServiceMaps, SocketKernel, devices, direct_pins_in, failed_named, open_named,
-        places,
+        Decisions, Hook, KernelError, ServiceMaps, SocketKernel, devices, direct_pins_in, failed_named,
+        open_named, places,
         programs::{self, Sizes},
     },
     layout::{FlowKey, FlowValue, MapName, SlotValue},

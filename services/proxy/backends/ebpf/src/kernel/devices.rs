@@ -32,8 +32,8 @@ pub(crate) fn load(loaded: &mut Ebpf, hooks: &[Hook]) -> Result<(), KernelError>
             Hook::In | Hook::Out | Hook::Pods => classifier(loaded, *hook)?.load(),
         };
         done.map_err(|error| match KernelError::program(hook.program(), &error) {
-            KernelError::NotPermitted(reason) => KernelError::NotPermitted(format!(
-                "{reason} (programs at devices need CAP_PERFMON or CAP_SYS_ADMIN besides)"
+            KernelError::NotPermitted(reason) if *hook != Hook::Pods => KernelError::NotPermitted(format!(
+                "{reason} (direct return needs CAP_PERFMON or CAP_SYS_ADMIN besides)"
             )),
             error => error,
         })?;

@@ -21,7 +21,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aya::Ebpf;
+use aya::{Ebpf, maps::Map};
 
 pub(crate) use self::{
     error::{KernelError, chain},
@@ -73,6 +73,11 @@ pub(crate) trait SocketKernel: Send {
     /// Removes these, and returns the number of pins.
     fn remove_former(&mut self) -> Result<usize, KernelError>;
 
+    /// Removes the program of pod devices that a former setting has left, and returns the number of pins.
+    fn remove_former_pods(&mut self) -> Result<usize, KernelError> {
+        Ok(0)
+    }
+
     fn udp_replies(&self) -> Result<Vec<(FlowKey, FlowValue)>, KernelError>;
 
     fn counters(&self) -> Result<Vec<Decisions>, KernelError>;
@@ -96,6 +101,8 @@ pub(crate) struct Pinned {
     /// Pod devices, too.
     pub(crate) has_pod_devices: bool,
     maps: Option<Maps>,
+    /// Kept from [`Self::probe`] to [`SocketKernel::prepare`]: its maps have no pins.
+    probed: Option<Ebpf>,
     /// Kept from [`SocketKernel::prepare`] to [`SocketKernel::attach`].
     loaded: Option<Ebpf>,
 }
@@ -117,6 +124,7 @@ impl Pinned {
             has_direct_return: false,
             has_pod_devices: false,
             maps,
+            probed: None,
             loaded: None,
         })
     }
@@ -126,16 +134,26 @@ impl Pinned {
         self.maps.is_some() && self.detached().is_ok_and(|missing| missing.is_empty())
     }
 
-    /// Loads everything and lets it go again. `attaches`: also attaches the programs for a moment, with maps of their own
-    /// that are empty, and makes the folder of the pins.
-    pub(crate) fn probe(&self, attaches: bool) -> Result<(), KernelError> {
+    /// Loads everything, with maps of its own that are empty. `attaches`: also attaches the programs for a moment, makes the folder of
+    /// the pins, and keeps what is loaded for the first sync.
+    pub(crate) fn probe(&mut self, attaches: bool) -> Result<(), KernelError> {
         let mut loaded = programs::load(None, &self.sizes)?;
         if attaches {
             programs::try_attach(&mut loaded, &self.cgroup)?;
             fs::create_dir_all(&self.own).map_err(KernelError::file("make", &self.own))?;
             remove_empty_folders(&self.own);
+            self.probed = Some(loaded);
         }
         Ok(())
+    }
+
+    /// Pins the maps of the probe, if there are none yet. `None`: they are made, or made whole, by loading again.
+    fn pin_probed(&mut self) -> Option<Ebpf> {
+        let loaded = self.probed.take().filter(|_| !self.maps_folder.exists())?;
+        fs::create_dir_all(&self.maps_folder).ok()?;
+        let is_pinned = |(name, map): (&str, &Map)| map.pin(self.maps_folder.join(name)).is_ok();
+        let are_pinned = loaded.maps().all(is_pinned);
+        are_pinned.then_some(loaded)
     }
 
     fn missing(&self) -> Result<Vec<&'static str>, KernelError> {
@@ -165,8 +183,9 @@ impl SocketKernel for Pinned {
         // By their pins, and not those that this process knows: another program may have removed or replaced them.
         self.maps = Maps::open(&self.maps_folder).ok();
         let is_new = !self.maps_folder.exists();
+        let probed = self.pin_probed();
         if self.maps.is_none() {
-            self.loaded = None;
+            self.loaded = probed;
             self.load()?;
             // What is attached uses maps that no pin leads to any more.
             if self.links_folder.exists() {
@@ -234,6 +253,13 @@ impl SocketKernel for Pinned {
         self.former()?.iter().map(|folder| places::remove(folder)).sum()
     }
 
+    fn remove_former_pods(&mut self) -> Result<usize, KernelError> {
+        if self.has_pod_devices {
+            return Ok(0);
+        }
+        pods_pins_in(&self.own)?.iter().map(|folder| places::remove(folder)).sum()
+    }
+
     fn udp_replies(&self) -> Result<Vec<(FlowKey, FlowValue)>, KernelError> {
         self.maps.as_ref().map_or_else(|| Ok(Vec::new()), Maps::udp_replies)
     }
@@ -287,13 +313,6 @@ pub(crate) fn pods_pins_in(own: &Path) -> Result<Vec<PathBuf>, KernelError> {
     let mut found = places::folders(own, places::PODS_LINKS_PREFIX)?;
     found.extend(places::folders(own, places::PODS_MAPS_PREFIX)?);
     Ok(found)
-}
-
-/// Removes them, and returns the number of pins.
-pub(crate) fn remove_pods_pins() -> Result<usize, KernelError> {
-    let own = places::own_folder()?;
-    let found = pods_pins_in(&own)?;
-    found.iter().map(|folder| places::remove(folder)).sum()
 }
 
 /// Detaches all programs of this network namespace and removes their maps.

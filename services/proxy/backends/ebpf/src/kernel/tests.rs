@@ -93,7 +93,11 @@ impl World {
     }
 
     fn sockets(&self) -> Sockets {
-        let mut sockets = Sockets::new(Some(Box::new(self.pinned())), usual_capacity(), [true, true]);
+        Self::sockets_of(self.pinned())
+    }
+
+    fn sockets_of(pinned: Pinned) -> Sockets {
+        let mut sockets = Sockets::new(Some(Box::new(pinned)), usual_capacity(), [true, true]);
         for family in Family::ALL {
             sockets.plan.set_facts(family, NodeFacts { detects_pods: true, ..NodeFacts::default() });
         }
@@ -208,6 +212,7 @@ fn in_the_vm() {
             "kernel::tests",
             "stale::diag",
             "direct::tests",
+            "pods::tests",
             "kernel::filters",
         ])
         .status();

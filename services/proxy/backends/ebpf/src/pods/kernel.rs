@@ -131,10 +131,7 @@ impl PodsKernel {
     }
 
     /// The places at which the program is not attached, the devices that the maps do not have, and what is left of others.
-    pub(crate) fn differences(
-        &self,
-        wanted: &BTreeMap<u32, PodDevice>,
-    ) -> Result<Vec<String>, KernelError> {
+    pub(crate) fn differences(&self, wanted: &BTreeMap<u32, PodDevice>) -> Result<Vec<String>, KernelError> {
         let missing = devices::missing(&self.links_folder, &places_of(wanted))?.into_iter();
         let mut texts: Vec<String> = missing
             .map(|(hook, device)| {

@@ -85,7 +85,9 @@ impl PodCounter {
         match self {
             Self::HandedOver => "packets handed over",
             Self::LeftSource => "left to the node: the source is not the pod's own address",
-            Self::LeftDestination => "left to the node: the destination is no pod here that has sent something in the last second",
+            Self::LeftDestination => {
+                "left to the node: the destination is no pod here that has sent something in the last second"
+            }
             Self::LeftLimit => "left to the node: too large, the TTL ends here, or the device is gone",
         }
     }

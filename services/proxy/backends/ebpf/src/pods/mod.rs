@@ -106,7 +106,8 @@ impl Pods {
     /// The rules between pods are about to be made for this network: no packet of another one may be handed over any more. So also
     /// what an earlier run has left ends here, if the setting has changed since.
     pub(crate) fn narrow(&mut self, family: Family, network: Option<IpNet>) -> Result<(), KernelError> {
-        let Some(kernel) = self.kernel.as_mut().filter(|_| self.narrowed[family as usize] != Some(network)) else {
+        let Some(kernel) = self.kernel.as_mut().filter(|_| self.narrowed[family as usize] != Some(network))
+        else {
             return Ok(());
         };
         if network.is_none() || !kernel.has_network(family, network)? {
@@ -150,7 +151,10 @@ impl Pods {
     fn note(&mut self, attached: Result<usize, KernelError>) -> Outcome {
         let failure = attached.as_ref().err().map(ToString::to_string);
         if let Some(error) = failure.as_ref().filter(|error| self.failure.as_ref() != Some(error)) {
-            tracing::warn!(error, "cannot attach the program at all devices of pods; retrying with the next check");
+            tracing::warn!(
+                error,
+                "cannot attach the program at all devices of pods; retrying with the next check"
+            );
         }
         self.failure = failure;
         Outcome { structure: attached.unwrap_or_default(), ..Outcome::default() }
@@ -165,7 +169,11 @@ impl Pods {
         let left = found.devices.keys().nth(self.max_devices).copied();
         let left = left.map(|first| found.devices.split_off(&first)).unwrap_or_default();
         if left.len() > self.left_devices {
-            tracing::warn!(max = self.max_devices, left = left.len(), "no room for programs at all devices of pods");
+            tracing::warn!(
+                max = self.max_devices,
+                left = left.len(),
+                "no room for programs at all devices of pods"
+            );
         }
         self.left_devices = left.len();
         self.unsuitable = found.unsuitable;
@@ -178,7 +186,9 @@ impl Pods {
 
     /// Whether something was removed or replaced since.
     pub(crate) fn begin_check(&self) -> Result<bool, KernelError> {
-        let Some(kernel) = self.kernel.as_ref().filter(|_| self.networks != [None, None]) else { return Ok(false) };
+        let Some(kernel) = self.kernel.as_ref().filter(|_| self.networks != [None, None]) else {
+            return Ok(false);
+        };
         let mut differs = !kernel.differences(&self.devices)?.is_empty();
         for family in Family::ALL {
             differs |= !kernel.has_network(family, self.networks[family as usize])?;
@@ -214,7 +224,8 @@ impl Pods {
         let networks: Vec<String> = self.networks.iter().flatten().map(ToString::to_string).collect();
         let folder = kernel.maps_folder().display();
         let mut lines = vec![match networks.is_empty() {
-            true => "pod devices: nothing is handed over yet, as long as flows between pods are tracked".to_owned(),
+            true => "pod devices: nothing is handed over yet, as long as flows between pods are tracked"
+                .to_owned(),
             false => {
                 let (devices, networks) = (self.devices.len(), networks.join(", "));
                 format!("pod devices: program at {devices} devices, for pods in {networks}, maps in {folder}")
@@ -226,7 +237,8 @@ impl Pods {
                 0 => String::new(),
                 more => format!(" and {more} more"),
             };
-            lines.push(format!("pod devices: no pairs of veth with another network namespace: {names}{more}"));
+            lines
+                .push(format!("pod devices: no pairs of veth with another network namespace: {names}{more}"));
         }
         if self.left_devices > 0 {
             let (max, left) = (self.max_devices, self.left_devices);

@@ -219,6 +219,28 @@ fn a_probe_leaves_nothing() {
     });
 }
 
+/// The first sync goes on with what the probe has loaded; what others have pinned meanwhile comes before it.
+#[test]
+fn what_a_probe_has_loaded_is_used() {
+    in_world(|world| {
+        let server = tcp_server("127.0.0.1");
+        for is_behind in [false, true] {
+            let mut pinned = world.pinned();
+            pinned.probe(true).unwrap();
+            if is_behind {
+                let mut other = world.sockets();
+                serve(&mut other, Family::V4, vec![port(Protocol::Tcp, V, &[server])]);
+            }
+            let mut sockets = World::sockets_of(pinned);
+            serve(&mut sockets, Family::V4, vec![port(Protocol::Tcp, V, &[server])]);
+            assert_eq!(ask_tcp(at(V, 80)), server);
+            assert!(world.pinned().is_running());
+            remove_pins(&mut drop).unwrap();
+            assert!(is_refused(V), "behind: {is_behind}");
+        }
+    });
+}
+
 /// When direct return is off, its pins are those of a former setting.
 #[test]
 fn direct_return_that_is_off_is_removed() {

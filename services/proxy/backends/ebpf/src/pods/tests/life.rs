@@ -1,7 +1,7 @@
 //! Restarts, drift, devices that come and go, and removal.
 
 use super::*;
-use crate::kernel::{remove_pins, remove_pods_pins};
+use crate::kernel::{Pinned, SocketKernel as _, remove_pins};
 
 fn check(world: &World, pods: &mut Pods) -> Outcome {
     world.node.run(|| {
@@ -67,8 +67,26 @@ fn what_was_removed_is_made_again() {
         assert!(check(world, &mut pods).repaired);
         assert!(is_in_order(world, &pods));
         assert!(handed_over(&pods, || world.talk(0, 1, 0, Protocol::Tcp)) > EXCHANGES);
-        assert!(world.node.run(|| remove_pods_pins().unwrap()) >= PODS.len());
-        assert_eq!(world.node.run(|| remove_pods_pins().unwrap()), 0);
+    });
+}
+
+/// Without the setting, they are what is left of a former one.
+#[test]
+fn what_a_former_setting_has_left_is_removed() {
+    in_world(Layout::Routed, |world| {
+        drop(world.start());
+        world.serve(1);
+        world.node.run(|| {
+            // Nothing is attached there.
+            let cgroup = tempfile::tempdir().unwrap();
+            std::fs::write(cgroup.path().join("cgroup.procs"), "").unwrap();
+            let mut pinned = Pinned::find(Some(cgroup.path()), crate::kernel::usual_sizes()).unwrap();
+            pinned.has_pod_devices = true;
+            assert_eq!(pinned.remove_former_pods().unwrap(), 0);
+            pinned.has_pod_devices = false;
+            assert_eq!(pinned.remove_former_pods().unwrap(), PODS.len() + layout::POD_MAPS.len());
+            assert_eq!(pinned.remove_former_pods().unwrap(), 0);
+        });
         world.talk(0, 1, 0, Protocol::Tcp);
     });
 }
@@ -110,7 +128,10 @@ fn devices_without_room_and_those_of_no_pod_are_named() {
         assert!(lines.contains("program at 2 devices"), "{lines}");
         assert!(lines.contains("no pairs of veth with another network namespace: veth7"), "{lines}");
         assert!(lines.contains("1 devices beyond the first 2 are left out"), "{lines}");
-        assert_eq!(pods.devices.values().map(|device| device.name.as_str()).collect::<Vec<_>>(), ["veth0", "veth1"]);
+        assert_eq!(
+            pods.devices.values().map(|device| device.name.as_str()).collect::<Vec<_>>(),
+            ["veth0", "veth1"]
+        );
         world.serve(2);
         // Left out, and reached all the same.
         world.talk(0, 2, 0, Protocol::Tcp);

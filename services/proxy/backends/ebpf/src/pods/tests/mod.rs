@@ -192,7 +192,11 @@ fn conversations_of_pods_are_handed_over() {
                 for protocol in [Protocol::Tcp, Protocol::Udp] {
                     // The first packets tell where the pods are.
                     let count = handed_over(&pods, || world.talk(0, 1, family, protocol));
-                    assert!(count > EXCHANGES, "{layout:?} {family} {protocol}: {count}: {:?}", pods.features());
+                    assert!(
+                        count > EXCHANGES,
+                        "{layout:?} {family} {protocol}: {count}: {:?}",
+                        pods.features()
+                    );
                 }
             }
         });
@@ -209,7 +213,10 @@ fn each_packet_loses_a_hop() {
                 let pod = &world.pods[1];
                 let table = format!("{} hops", ["ip", "ip6"][family]);
                 pod.command("nft", &format!("add table {table}"));
-                pod.command("nft", &format!("add chain {table} input {{ type filter hook input priority 0; }}"));
+                pod.command(
+                    "nft",
+                    &format!("add chain {table} input {{ type filter hook input priority 0; }}"),
+                );
                 pod.command("nft", &format!("add rule {table} input udp dport {PORT} {field} != 63 drop"));
                 let count = handed_over(&pods, || world.talk(0, 1, family, Protocol::Udp));
                 assert!(count > EXCHANGES, "{layout:?}: {count}");

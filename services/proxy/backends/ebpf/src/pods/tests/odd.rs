@@ -101,7 +101,13 @@ fn send(world: &World, packet: &[u8]) {
 /// `first`: version and length of the header.
 fn ipv4(first: u8, ttl: u8, protocol: u8, rest: &[u8]) -> Vec<u8> {
     let octets = |ip: &str| ip.parse::<std::net::Ipv4Addr>().unwrap().octets();
-    [&[first, 0, 0, 0, 0x12, 0x34, 0, 0, ttl, protocol, 0, 0], &octets(PODS[0][0])[..], &octets(PODS[1][0]), rest].concat()
+    [
+        &[first, 0, 0, 0, 0x12, 0x34, 0, 0, ttl, protocol, 0, 0],
+        &octets(PODS[0][0])[..],
+        &octets(PODS[1][0]),
+        rest,
+    ]
+    .concat()
 }
 
 #[test]
