@@ -8,6 +8,7 @@
 //! Both backends use the prefix [`names::PREFIX`]: the first full sync of one removes the chains and sets of the other.
 
 pub mod changes;
+mod entries;
 pub mod explain;
 mod generation;
 pub mod names;
@@ -16,5 +17,8 @@ pub mod report;
 pub mod rule;
 pub mod ruleset;
 pub mod save;
+#[cfg(test)]
+#[path = "../../../src/testing.rs"]
+mod testing;
 
 pub use programs::removal;

@@ -17,7 +17,7 @@ use std::{
 
 use keelson_proxy::{backend::BackendError, model::Family, options::IptablesVariant};
 
-use crate::{generation::generation, names::Table};
+use crate::{entries, generation::generation, names::Table};
 
 pub mod removal;
 
@@ -195,6 +195,9 @@ impl Programs for Installed {
     }
 
     fn restore_sets(&mut self, input: &str) -> Result<(), ProgramError> {
+        if entries::change(self.family, input) {
+            return Ok(());
+        }
         run_bound(self.ipset()?, &["restore", "-exist"], input)
     }
 
@@ -478,6 +481,29 @@ mod tests {
             Err::<(), _>(failed(variant.suffix()))
         });
         assert_eq!(both, Some(Err(failed("-nft"))), "the error of the first one");
+    }
+
+    /// A change of endpoints starts no program.
+    #[test]
+    fn entries_need_no_program() {
+        crate::testing::in_namespace(|| {
+            let mut programs = Installed {
+                family: Family::V4,
+                variant: Variant::Nft,
+                save: PathBuf::new(),
+                restore: PathBuf::new(),
+                ipset: None,
+            };
+            let create = "create KEELSON-4-DROP hash:ip,port family inet";
+            let missing = ProgramError::Missing { program: "ipset".into(), package: "ipset" };
+            assert_eq!(programs.restore_sets(create), Err(missing.clone()));
+            run(&find_program("ipset").unwrap(), &["restore"], Some(create)).unwrap();
+            let entry = "KEELSON-4-DROP 10.0.0.1,tcp:80\n";
+            for command in ["add", "add", "del", "del"] {
+                assert_eq!(programs.restore_sets(&format!("{command} {entry}")), Ok(()));
+            }
+            assert_eq!(programs.restore_sets("add KEELSON-4-REJECT 10.0.0.1,tcp:80\n"), Err(missing));
+        });
     }
 
     /// As with the process, the signal comes when the thread ends.
