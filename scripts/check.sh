@@ -12,8 +12,8 @@ done
 
 # Modules of keelson-proxy and its backends, whose tests make network namespaces, cgroups or mounts.
 namespaces=(addresses::tests backend::tests conntrack::kernel::tests conntrack::tests direct::tests driver::tests entries::tests
-    health::checks::tests instance::tests kernel::filters::tests kernel::netlink::affinity::tests kernel::tests leftovers::tests pods::tests programs::tests::entries_need_no_program
-    routes::netlink::tests stale::diag::tests)
+    health::checks::tests instance::tests kernel::filters::tests kernel::netlink::affinity::tests kernel::tests leftovers::tests pods::tests
+    programs::tests::entries_need_no_program routes::netlink::tests stale::diag::tests)
 # Builds a kernel, which is one of the peers.
 peers=(kernel::tests::in_the_vm)
 printf 'left out, because they need peers: %s\n' "${peers[*]}"

@@ -3,7 +3,7 @@
 //! Owns: the names of chains and sets ([`names`]), rules as text ([`rule`]), what the kernel has ([`save`]), the difference
 //! to what is wanted ([`changes`]), its way into the kernel ([`ruleset`]), the programs ([`programs`]), and what an
 //! explanation or a report says ([`explain`], [`report`]). In: a [`ruleset::Plan`] of each family. Out: runs of `iptables-restore` and
-//! `ipset`.
+//! `ipset`; netlink requests for entries of sets (`entries`).
 //!
 //! Both backends use the prefix [`names::PREFIX`]: the first full sync of one removes the chains and sets of the other.
 

@@ -242,27 +242,40 @@ fn one_endpoint_costs_the_same_with_many_services() {
                 (0..endpoints).map(|at| Endpoint { ip: ip(244, number * 11 + at), port: 8080 }).collect();
             port
         };
-        for number in 0..services {
-            backend.set_service(Family::V4, &name(number), vec![web(number, 10)]);
-        }
+        let set_all = |backend: &mut dyn keelson_proxy::backend::Backend| {
+            for number in 0..services {
+                backend.set_service(Family::V4, &name(number), vec![web(number, 10)]);
+            }
+            sync(backend);
+        };
         let begun = Instant::now();
-        sync(backend.as_mut());
+        set_all(backend.as_mut());
         println!("first sync of {services} x 10: {:?}", begun.elapsed());
-        let mut times: Vec<Duration> = (0..CHANGES)
-            .map(|number| {
-                // In turn: one more endpoint of a Service, and one less.
-                let endpoints = if (number / services).is_multiple_of(2) { 11 } else { 10 };
-                let number = number % services;
-                backend.set_service(Family::V4, &name(number), vec![web(number, endpoints)]);
-                let begun = Instant::now();
-                let outcome = backend.sync(Family::V4, Instant::now()).unwrap();
-                assert_eq!((outcome.operations(), outcome.transactions), (1, 1));
-                begun.elapsed()
-            })
-            .collect();
-        times.sort_unstable();
-        let at = |percent: usize| times[times.len() * percent / 100];
-        println!("one endpoint: median {:?}, p99 {:?}, longest {:?}", at(50), at(99), times[CHANGES - 1]);
+        // One on the node is an entry of an IP set as well.
+        for (place, is_here, cost) in [("of another node", false, 1), ("of the node", true, 2)] {
+            set_all(backend.as_mut());
+            let mut times: Vec<Duration> = (0..CHANGES)
+                .map(|number| {
+                    // In turn: one more endpoint of a Service, and one less.
+                    let endpoints = if (number / services).is_multiple_of(2) { 11 } else { 10 };
+                    let number = number % services;
+                    let mut port = web(number, endpoints);
+                    if is_here {
+                        port.on_node = port.cluster.split_off(endpoints.min(10));
+                        port.cluster.extend(&port.on_node);
+                    }
+                    backend.set_service(Family::V4, &name(number), vec![port]);
+                    let begun = Instant::now();
+                    let outcome = backend.sync(Family::V4, Instant::now()).unwrap();
+                    assert_eq!((outcome.operations(), outcome.transactions), (cost, cost), "{outcome:?}");
+                    begun.elapsed()
+                })
+                .collect();
+            times.sort_unstable();
+            let at = |percent: usize| times[times.len() * percent / 100];
+            let (median, p99, longest) = (at(50), at(99), times[CHANGES - 1]);
+            println!("one endpoint {place}: median {median:?}, p99 {p99:?}, longest {longest:?}");
+        }
         // Reading everything, as a check does.
         let mut observer = backend.observer().unwrap();
         let begun = Instant::now();
