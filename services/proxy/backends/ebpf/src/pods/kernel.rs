@@ -172,7 +172,7 @@ impl PodsKernel {
             }
         }
         let removed = devices::remove_others(&self.links_folder, &places_of(wanted))?;
-        let former = self.former()?.iter().map(|folder| places::remove(folder)).sum::<Result<usize, _>>()?;
+        let former = self.remove_former()?;
         failure.map_or(Ok(missing.len() + removed + former), Err)
     }
 
@@ -181,6 +181,11 @@ impl PodsKernel {
         let mut found = pods_pins_in(&self.own)?;
         found.retain(|folder| *folder != self.links_folder && *folder != self.maps_folder);
         Ok(found)
+    }
+
+    /// Removes these, and returns the number of pins.
+    pub(crate) fn remove_former(&self) -> Result<usize, KernelError> {
+        self.former()?.iter().map(|folder| places::remove(folder)).sum()
     }
 
     pub(crate) fn counters(&self) -> Result<Vec<Decisions>, KernelError> {

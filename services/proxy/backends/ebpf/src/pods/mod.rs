@@ -113,6 +113,8 @@ impl Pods {
         if network.is_none() || !kernel.has_network(family, network)? {
             self.networks[family as usize] = None;
             kernel.set_network(family, None)?;
+            // What another version hands over is not looked at.
+            kernel.remove_former()?;
         }
         self.narrowed[family as usize] = Some(network);
         Ok(())

@@ -36,8 +36,13 @@ fn another_network_ends_it_before_the_rules_change() {
         drop(world.start());
         world.serve(1);
         let mut pods = world.open();
-        world.node.run(|| pods.narrow(Family::V4, "10.244.0.0/24".parse().ok())).unwrap();
+        let folders = world.node.run(|| crate::kernel::find_pins().unwrap());
+        let former = folders[0].with_file_name("pods-links-00000000");
+        std::fs::create_dir(&former).unwrap();
         world.node.run(|| pods.narrow(Family::V6, networks()[1])).unwrap();
+        assert!(former.exists(), "it may go on in the same networks");
+        world.node.run(|| pods.narrow(Family::V4, "10.244.0.0/24".parse().ok())).unwrap();
+        assert!(!former.exists(), "its networks are not known");
         assert_eq!(handed_over(&pods, || world.talk(0, 1, 0, Protocol::Tcp)), 0);
         assert!(handed_over(&pods, || world.talk(0, 1, 1, Protocol::Tcp)) > EXCHANGES);
         world.node.run(|| pods.narrow(Family::V6, None)).unwrap();

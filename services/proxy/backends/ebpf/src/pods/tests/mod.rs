@@ -63,7 +63,8 @@ impl World {
         mount_bpf(folder.path());
         let node = Net::new();
         if layout != Layout::Routed {
-            node.ip("link add cni0 type bridge");
+            // Its own would be that of a port, and pods would not know the next one.
+            node.ip("link add cni0 address 02:00:00:00:00:01 type bridge");
             node.ip("link set cni0 up");
             node.address("cni0", NODE);
         }
