@@ -196,7 +196,7 @@ fn valid_value(key: &'static Key) -> BoxedStrategy<Json> {
         ("endpoints.watch", _) => words(&["on-demand", "always"]),
         ("debug.http_hosts" | "proxy.http_hosts", _) => lists(&["node-7", "node-7.example.com,10.0.0.7"]),
         // Others require ebpf_untracked_pods.
-        ("proxy.ebpf_pod_devices", _) => words(&[""]),
+        ("proxy.ebpf_pod_devices", _) => Just(Vec::<String>::new().into()).boxed(),
         ("proxy.ebpf_direct_return_devices", _) => lists(&["eth0", "eth0,bond*"]),
         ("proxy.ebpf_direct_return_hook", _) => words(&["tc", "xdp"]),
         ("proxy.ebpf_direct_return_nodes", _) => lists(&["10.0.0.0/8", "10.0.0.0/24,fd00::/64"]),
