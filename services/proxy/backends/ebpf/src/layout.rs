@@ -37,7 +37,12 @@ pub(crate) struct MapDefinition {
     pub(crate) max_entries: u32,
 }
 
-const fn map(name: &'static str, key_size: u32, value_size: u32, max_entries: u32) -> MapDefinition {
+pub(crate) const fn map(
+    name: &'static str,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+) -> MapDefinition {
     MapDefinition { name, key_size, value_size, max_entries }
 }
 

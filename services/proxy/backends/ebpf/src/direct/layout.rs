@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::layout::{Address, MAPS, MapDefinition, MapName};
+use crate::layout::{Address, MAPS, MapDefinition, MapName, map};
 
 /// Part of the name of the folder with the pinned maps.
 pub(crate) const LAYOUT: u32 = 2;
@@ -18,10 +18,6 @@ pub(crate) const FLOWS: &str = "direct_flows";
 pub(crate) const REPLIES: &str = "direct_replies";
 pub(crate) const FRAGMENTS: &str = "reply_fragments";
 pub(crate) const COUNTERS: &str = "direct_counters";
-
-const fn map(name: &'static str, key_size: u32, value_size: u32, max_entries: u32) -> MapDefinition {
-    MapDefinition { name, key_size, value_size, max_entries }
-}
 
 /// All maps of the object.
 pub(crate) const DIRECT_MAPS: [MapDefinition; 11] = [

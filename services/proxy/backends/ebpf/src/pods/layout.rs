@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::layout::{Address, MapDefinition};
+use crate::layout::{Address, MapDefinition, map};
 
 /// Part of the name of the folder with the pinned maps.
 pub(crate) const LAYOUT: u32 = 1;
@@ -16,10 +16,6 @@ pub(crate) const DEVICES: &str = "pod_devices";
 pub(crate) const NETWORKS: &str = "pod_networks";
 pub(crate) const PODS: &str = "pods";
 pub(crate) const COUNTERS: &str = "pod_counters";
-
-const fn map(name: &'static str, key_size: u32, value_size: u32, max_entries: u32) -> MapDefinition {
-    MapDefinition { name, key_size, value_size, max_entries }
-}
 
 /// All maps of the object.
 pub(crate) const POD_MAPS: [MapDefinition; 4] = [

@@ -123,12 +123,10 @@ impl Pods {
     /// Hands packets over between the pods of this network, or of none: no packet there needs the rules.
     pub(crate) fn set_network(&mut self, family: Family, network: Option<IpNet>) -> Result<(), KernelError> {
         let Some(kernel) = &mut self.kernel else { return Ok(()) };
-        if self.networks[family as usize] == network {
-            return Ok(());
-        }
+        // Also what an earlier run has left, of which this one knows nothing.
         kernel.set_network(family, network)?;
-        self.networks[family as usize] = network;
-        if let Some(network) = network {
+        let before = std::mem::replace(&mut self.networks[family as usize], network);
+        if let Some(network) = network.filter(|_| before != network) {
             tracing::info!(%family, pods = %network, "packets between pods of this node are handed over");
         }
         Ok(())

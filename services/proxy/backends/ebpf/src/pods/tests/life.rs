@@ -29,6 +29,23 @@ fn packets_are_handed_over_without_a_process_and_a_restart_changes_nothing() {
     });
 }
 
+/// The rules may have been removed while no process ran, and are not complete yet.
+#[test]
+fn what_an_earlier_run_has_left_ends_while_flows_are_tracked() {
+    in_world(Layout::Routed, |world| {
+        drop(world.start());
+        world.serve(1);
+        let mut pods = world.open();
+        world.node.run(|| {
+            for (family, network) in Family::ALL.into_iter().zip(networks()) {
+                pods.narrow(family, network).unwrap();
+                pods.set_network(family, None).unwrap();
+            }
+        });
+        assert_eq!(handed_over(&pods, || world.talk(0, 1, 0, Protocol::Tcp)), 0);
+    });
+}
+
 /// What an earlier run has left ends before the rules are made for other networks.
 #[test]
 fn another_network_ends_it_before_the_rules_change() {
