@@ -9,14 +9,21 @@
  * MIT and GPL-2.0 as well. */
 const char program_license[] SEC("license") = "Dual MIT/GPL";
 
-#define PACKET_TO_THIS_HOST 0
-
 SEC("classifier") int keelson_dr_in(struct __sk_buff *skb)
 {
 	struct work *work = begin_work(WORK_IN);
 	if (!work || skb->pkt_type != PACKET_TO_THIS_HOST || skb->vlan_present)
 		return TC_ACT_UNSPEC;
-	if (arrived(skb, AT_TC, skb->len, (__be16)skb->protocol, skb->ingress_ifindex, skb->gso_size, work) == LEAVE)
+	struct pod *pod = 0;
+	enum verdict verdict = arrived(skb, AT_TC, skb->len, (__be16)skb->protocol, skb->ingress_ifindex,
+				       skb->gso_size, work, &pod);
+	if (verdict == HAND_OVER && pod) {
+		/* The pod's address, and that of what routes for it. */
+		if (skb_store_bytes(skb, 0, pod->own_address, 2 * HARDWARE_ADDRESS, 0))
+			return TC_ACT_UNSPEC;
+		return (int)redirect_peer(pod->device, 0);
+	}
+	if (verdict != SEND)
 		return TC_ACT_UNSPEC;
 	struct bpf_redir_neigh next = {.nh_family = work->route.family};
 	__builtin_memcpy(next.ipv6_nh, work->route.ipv6_dst, sizeof(next.ipv6_nh));
@@ -54,7 +61,8 @@ SEC("xdp") int keelson_dr_xdp(struct xdp_md *xdp)
 	struct device *own = map_lookup(&devices, &device);
 	if (!work || !own || !is_to(own, &ethernet))
 		return XDP_PASS;
-	if (arrived(xdp, AT_XDP, xdp_get_buff_len(xdp), ethernet.h_proto, device, 0, work) == LEAVE)
+	struct pod *pod = 0;
+	if (arrived(xdp, AT_XDP, xdp_get_buff_len(xdp), ethernet.h_proto, device, 0, work, &pod) == LEAVE)
 		return XDP_PASS;
 	__builtin_memcpy(ethernet.h_dest, work->route.dmac, ETH_ALEN);
 	__builtin_memcpy(ethernet.h_source, work->route.smac, ETH_ALEN);

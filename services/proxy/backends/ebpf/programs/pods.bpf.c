@@ -1,7 +1,8 @@
 /* The program at the devices of pods, one object. build.rs compiles it; docs/ebpf.md describes it.
  *
  * In: what a pod sends. Packets of TCP and UDP to another pod of the node go to that pod's own device, without the routes, rules and
- * devices of the node in between. Everything else goes on to the kernel as it is: nothing is dropped.
+ * devices of the node in between; and replies to outside clients, whose packets direct return has handed over, to the device that
+ * leads to the client. Everything else goes on to the kernel as it is: nothing is dropped.
  *
  * Where a pod is, its own packets tell: their source is accepted where the routes of the node lead to this device and hardware
  * address. So a pod that uses the address of another one is left to the kernel. */
@@ -10,42 +11,33 @@
 #include <linux/ipv6.h>
 #include <linux/pkt_cls.h>
 
-#include "kernel.h"
-#include "pods/layout.h"
+#include "shared.h"
 
 /* bpf_fib_lookup asks for a license that is compatible with the GPL. What this object is made of is therefore available under
  * MIT and GPL-2.0 as well. */
 const char program_license[] SEC("license") = "Dual MIT/GPL";
 
-static __u64 (*const coarse_now_ns)(void) = (void *)BPF_FUNC_ktime_get_coarse_ns;
-static long (*const check_mtu)(void *skb, __u32 device, __u32 *mtu, __s32 difference, __u64 flags) =
-	(void *)BPF_FUNC_check_mtu;
 static long (*const skb_change_type)(void *skb, __u32 type) = (void *)BPF_FUNC_skb_change_type;
-static long (*const fib_lookup)(void *ctx, struct bpf_fib_lookup *params, int size, __u32 flags) =
-	(void *)BPF_FUNC_fib_lookup;
-static long (*const redirect_peer)(__u32 device, __u64 flags) = (void *)BPF_FUNC_redirect_peer;
 
 /* Written by the proxy. */
 MAP(pod_devices, BPF_MAP_TYPE_HASH, __u32, struct pod_device, 1, BPF_F_NO_PREALLOC);
-/* IPv4, IPv6. */
-MAP(pod_networks, BPF_MAP_TYPE_ARRAY, __u32, struct pod_network, 2, 0);
 
 /* Written by the program. */
-MAP(pods, BPF_MAP_TYPE_LRU_HASH, struct address, struct pod, 1, 0);
 MAP(pod_counters, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, POD_COUNTERS, 0);
 
-#define PACKET_TO_THIS_HOST 0
-#define FAMILY_IPV4 2
-#define FAMILY_IPV6 10
-/* A pod that sends is checked again after the first time, and not known any more after the second. */
+/* A pod that sends is checked again after this time. */
 #define CHECK_AFTER (NANOSECONDS / 4)
-#define KNOWN_FOR NANOSECONDS
+#define NOT_WHOLE 0x3fff
 
 struct packet {
 	struct address source;
 	struct address destination;
 	__u32 is_six;
 	__u32 is_last_hop;
+	__u32 is_fragment;
+	__u32 protocol;
+	/* Of IP. */
+	__u32 header;
 };
 
 INLINE int leave(__u32 counter)
@@ -85,6 +77,9 @@ INLINE int read(struct __sk_buff *skb, struct ethhdr *frame, struct packet *pack
 		packet->source.words[3] = ip->saddr;
 		packet->destination.words[3] = ip->daddr;
 		packet->is_last_hop = ip->ttl <= 1;
+		packet->is_fragment = ip->frag_off & __builtin_bswap16(NOT_WHOLE);
+		packet->protocol = ip->protocol;
+		packet->header = sizeof(*ip);
 		return 1;
 	}
 	struct ipv6hdr *ip = (void *)(frame + 1);
@@ -95,6 +90,8 @@ INLINE int read(struct __sk_buff *skb, struct ethhdr *frame, struct packet *pack
 	__builtin_memcpy(&packet->destination, &ip->daddr, sizeof(struct address));
 	packet->is_six = 1;
 	packet->is_last_hop = ip->hop_limit <= 1;
+	packet->protocol = ip->nexthdr;
+	packet->header = sizeof(*ip);
 	return 1;
 }
 
@@ -121,11 +118,27 @@ INLINE int check_source(struct __sk_buff *skb, const struct packet *packet, cons
 	return !map_update(&pods, &packet->source, &pod, BPF_ANY);
 }
 
-/* As a router does, between the pods. */
-INLINE void forward(struct ethhdr *frame, const struct packet *packet, const struct pod *to)
+/* The device that the packet comes from, if its sender is what it says. */
+INLINE struct pod_device *find_sender(struct __sk_buff *skb, const struct ethhdr *frame, const struct packet *packet)
 {
-	__builtin_memcpy(frame->h_dest, to->own_address, HARDWARE_ADDRESS);
-	__builtin_memcpy(frame->h_source, to->router_address, HARDWARE_ADDRESS);
+	__u32 number = skb->ifindex;
+	struct pod_device *device = map_lookup(&pod_devices, &number);
+	/* Between ports of a bridge, frames take a way without routes and rules in any case. */
+	if (!device || !is_same_address(frame->h_dest, device->router_address))
+		return 0;
+	__u64 now = coarse_now_ns();
+	struct pod *from = map_lookup(&pods, &packet->source);
+	int is_known = from && from->device == number && is_same_address(from->own_address, frame->h_source) &&
+		       now - from->checked_ns < CHECK_AFTER;
+	if (is_known || check_source(skb, packet, device, frame, now))
+		return device;
+	leave(LEFT_SOURCE);
+	return 0;
+}
+
+/* As a router does. */
+INLINE void take_hop(struct ethhdr *frame, const struct packet *packet)
+{
 	if (packet->is_six) {
 		struct ipv6hdr *ip = (void *)(frame + 1);
 		ip->hop_limit -= 1;
@@ -138,37 +151,116 @@ INLINE void forward(struct ethhdr *frame, const struct packet *packet, const str
 	ip->ttl -= 1;
 }
 
-SEC("classifier") int keelson_pods(struct __sk_buff *skb)
+/* To a pod of this node. */
+INLINE int to_pod(struct __sk_buff *skb, struct ethhdr *frame, const struct packet *packet)
 {
-	struct ethhdr *frame = (void *)(long)skb->data;
-	struct packet packet = {};
-	__u32 device_number = skb->ifindex;
-	if ((void *)(frame + 1) > (void *)(long)skb->data_end || skb->vlan_present || !read(skb, frame, &packet))
-		return TC_ACT_UNSPEC;
-	struct pod_network *network = map_lookup(&pod_networks, &packet.is_six);
-	if (!network || !network->is_on || !is_in(network, &packet.source) || !is_in(network, &packet.destination))
-		return TC_ACT_UNSPEC;
-	struct pod_device *device = map_lookup(&pod_devices, &device_number);
-	/* Between ports of a bridge, frames take a way without routes and rules in any case. */
-	if (!device || !is_same_address(frame->h_dest, device->router_address))
-		return TC_ACT_UNSPEC;
-	__u64 now = coarse_now_ns();
-	struct pod *from = map_lookup(&pods, &packet.source);
-	int is_known = from && from->device == device_number && is_same_address(from->own_address, frame->h_source) &&
-		       now - from->checked_ns < CHECK_AFTER;
-	if (!is_known && !check_source(skb, &packet, device, frame, now))
-		return leave(LEFT_SOURCE);
-	struct pod *to = map_lookup(&pods, &packet.destination);
-	if (!to || to->device == device_number || now - to->checked_ns >= KNOWN_FOR)
+	struct pod *to = map_lookup(&pods, &packet->destination);
+	if (!to || to->device == skb->ifindex || coarse_now_ns() - to->checked_ns >= KNOWN_FOR)
 		return leave(LEFT_DESTINATION);
 	/* Not 0 either where the device is gone. */
 	__u32 mtu = 0;
-	if (packet.is_last_hop || check_mtu(skb, to->device, &mtu, 0, BPF_MTU_CHK_SEGS))
+	if (packet->is_last_hop || check_mtu(skb, to->device, &mtu, 0, BPF_MTU_CHK_SEGS))
 		return leave(LEFT_LIMIT);
 	/* A frame for the bridge is one for another host at its port. */
 	if (skb->pkt_type != PACKET_TO_THIS_HOST && skb_change_type(skb, PACKET_TO_THIS_HOST))
 		return leave(LEFT_LIMIT);
-	forward(frame, &packet, to);
+	__builtin_memcpy(frame->h_dest, to->own_address, HARDWARE_ADDRESS);
+	__builtin_memcpy(frame->h_source, to->router_address, HARDWARE_ADDRESS);
+	take_hop(frame, packet);
 	leave(HANDED_OVER);
 	return (int)redirect_peer(to->device, 0);
+}
+
+/* The header of TCP or UDP, as far as this program reads it. */
+struct transport {
+	__be16 source, destination;
+	__u32 size;
+};
+
+INLINE int read_transport(struct __sk_buff *skb, struct ethhdr *frame, const struct packet *packet,
+			  struct transport *transport)
+{
+	void *end = (void *)(long)skb->data_end;
+	__u8 *header = (void *)(frame + 1);
+	header += packet->is_six ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
+	if (packet->is_fragment || (void *)(header + 8) > end)
+		return 0;
+	transport->source = *(__be16 *)header;
+	transport->destination = *(__be16 *)(header + 2);
+	transport->size = 8;
+	if (packet->protocol == UDP)
+		return 1;
+	if ((void *)(header + 20) > end)
+		return 0;
+	transport->size = (header[12] >> 4) * 4;
+	return 1;
+}
+
+/* What direct return knows about packets of this client to this pod. */
+INLINE struct direct_reply *find_reply(const struct packet *packet, const struct transport *transport)
+{
+	struct direct_key back = {
+		.client = {.address = packet->destination, .port = transport->destination},
+		.other = {.address = packet->source, .port = transport->source},
+		.protocol = packet->protocol,
+	};
+	return map_lookup(&direct_replies, &back);
+}
+
+/* To the client, by the node's routes. The program at that device gives the reply the address of the Service. */
+INLINE int to_client(struct __sk_buff *skb, struct ethhdr *frame, const struct packet *packet,
+		     const struct transport *transport, __u32 router)
+{
+	struct bpf_fib_lookup route = {
+		.ifindex = router,
+		.l4_protocol = packet->protocol,
+		.sport = transport->source,
+		.dport = transport->destination,
+		.tot_len = skb->len - sizeof(*frame),
+	};
+	/* Of a segment, where the kernel has joined several. */
+	if (skb->gso_size)
+		route.tot_len = packet->header + transport->size + skb->gso_size;
+	if (packet->is_six) {
+		route.family = FAMILY_IPV6;
+		__builtin_memcpy(route.ipv6_src, &packet->source, sizeof(struct address));
+		__builtin_memcpy(route.ipv6_dst, &packet->destination, sizeof(struct address));
+	} else {
+		route.family = FAMILY_IPV4;
+		route.ipv4_src = packet->source.words[3];
+		route.ipv4_dst = packet->destination.words[3];
+	}
+	long found = fib_lookup(skb, &route, sizeof(route), 0);
+	__u32 device = route.ifindex;
+	if (packet->is_last_hop || (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH) ||
+	    !map_lookup(&devices, &device))
+		return leave(LEFT_LIMIT);
+	struct bpf_redir_neigh next = {.nh_family = route.family};
+	__builtin_memcpy(next.ipv6_nh, route.ipv6_dst, sizeof(next.ipv6_nh));
+	take_hop(frame, packet);
+	leave(HANDED_TO_CLIENT);
+	return (int)redirect_neigh(device, &next, sizeof(next), 0);
+}
+
+SEC("classifier") int keelson_pods(struct __sk_buff *skb)
+{
+	struct ethhdr *frame = (void *)(long)skb->data;
+	struct packet packet = {};
+	if ((void *)(frame + 1) > (void *)(long)skb->data_end || skb->vlan_present || !read(skb, frame, &packet))
+		return TC_ACT_UNSPEC;
+	struct pod_network *network = map_lookup(&pod_networks, &packet.is_six);
+	if (!network || !network->is_on || !is_in(network, &packet.source))
+		return TC_ACT_UNSPEC;
+	if (is_in(network, &packet.destination))
+		return find_sender(skb, frame, &packet) ? to_pod(skb, frame, &packet) : TC_ACT_UNSPEC;
+	struct transport transport = {};
+	if (!read_transport(skb, frame, &packet, &transport))
+		return TC_ACT_UNSPEC;
+	struct direct_reply *reply = find_reply(&packet, &transport);
+	/* By its replies, the pod is known to the next client. */
+	struct pod_device *device = reply ? find_sender(skb, frame, &packet) : 0;
+	/* A flow that has begun in the network of the node stays there. */
+	if (!reply || !device || !reply->is_handed_over)
+		return TC_ACT_UNSPEC;
+	return to_client(skb, frame, &packet, &transport, device->router);
 }

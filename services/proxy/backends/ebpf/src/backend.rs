@@ -18,17 +18,17 @@ use keelson_proxy::{
     conntrack::UdpFrontend,
     explain::Question,
     model::{Family, ServicePort},
-    options::{DetectLocal, NodeConfig, Options},
+    options::{DetectLocal, DirectReturnHook, NodeConfig, Options},
 };
 
 use crate::{
-    direct::Direct,
+    direct::{self, Direct},
     explain::{self, Context},
-    kernel::{KernelError, SocketKernel},
+    kernel::{KernelError, Shared, SocketKernel},
     layout::MapName,
     observer::EbpfObserver,
     plan::{NodeFacts, Usage},
-    pods::Pods,
+    pods::{self, Pods},
     print::MapsText,
     sockets::{Sockets, usual_capacity},
 };
@@ -66,9 +66,16 @@ impl EbpfBackend {
         options: &Options,
     ) -> Result<Self, BackendError> {
         let is_enabled = Family::ALL.map(|family| packets.disabled_reason(family).is_none());
+        let (mut of_direct, mut of_pods) = (None, None);
+        // XDP hands nothing over to devices of pods.
+        let is_tc = options.ebpf.direct_return.as_ref().is_some_and(|own| own.hook == DirectReturnHook::Tc);
+        if kernel.is_some() && is_tc && !options.ebpf.pod_devices.is_empty() {
+            of_direct = Some(Shared::with(direct::maps_folder(&direct::usual_sizes(true))?));
+            of_pods = Some(Shared::with(pods::maps_folder(&pods::usual_sizes(true))?));
+        }
         Ok(Self {
-            direct: Direct::open(options, kernel.is_some(), is_enabled)?,
-            pods: Pods::open(&options.ebpf.pod_devices, kernel.is_some())?,
+            direct: Direct::open(options, kernel.is_some(), of_pods, is_enabled)?,
+            pods: Pods::open(&options.ebpf.pod_devices, kernel.is_some(), of_direct)?,
             has_former_pods: kernel.is_some(),
             packets,
             sockets: Sockets::new(kernel, usual_capacity(), is_enabled),

@@ -60,6 +60,15 @@ pub(crate) const MAPS: [MapDefinition; 10] = [
     map("counters", 4, 8, Counter::ALL.len() as u32),
 ];
 
+/// The devices of direct return, what its replies show, the networks of pods, and the pods that send: see `programs/shared.h`.
+pub(crate) const DEVICES: MapDefinition = map("devices", 4, 8, 256);
+pub(crate) const REPLIES: MapDefinition = map("direct_replies", 44, 32, 131_072);
+pub(crate) const POD_NETWORKS: MapDefinition = map("pod_networks", 4, 36, 2);
+pub(crate) const PODS: MapDefinition = map("pods", 16, 24, 8_192);
+
+/// Maps that direct return and pod devices both have, and share where both are on.
+pub(crate) const SHARED_MAPS: [MapDefinition; 4] = [DEVICES, REPLIES, POD_NETWORKS, PODS];
+
 impl MapName {
     pub(crate) const fn as_str(self) -> &'static str {
         MAPS[self as usize].name

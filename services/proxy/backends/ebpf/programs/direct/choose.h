@@ -18,14 +18,16 @@ INLINE int may_claim(const struct direct_key *back, const struct endpoint *servi
 }
 
 /* Remembers it. 0: there is no memory. */
-INLINE int claim(const struct direct_key *back, const struct endpoint *service)
+INLINE int claim(const struct direct_key *back, const struct endpoint *service, __u32 is_handed_over)
 {
 	struct direct_reply *known = map_lookup(&direct_replies, back);
 	if (known && is_same(&known->service, service)) {
 		known->used_ns = coarse_now_ns();
+		known->is_handed_over = is_handed_over;
 		return 1;
 	}
-	struct direct_reply reply = {.used_ns = coarse_now_ns(), .service = *service};
+	struct direct_reply reply = {
+		.used_ns = coarse_now_ns(), .service = *service, .is_handed_over = is_handed_over};
 	return !map_update(&direct_replies, back, &reply, BPF_ANY);
 }
 
@@ -48,6 +50,7 @@ INLINE int try_slot(const struct set_key *which, const struct direct_key *key, s
 	flow->number = which->number;
 	flow->endpoint = slot->endpoint;
 	flow->is_remote = !is_member(which->number, &flow->endpoint, MEMBER_HERE);
+	flow->is_handed_over = 0;
 	/* An endpoint elsewhere, where no program translates its replies. */
 	if (flow->is_remote && !find_network(&flow->endpoint.address))
 		return 0;
@@ -88,7 +91,9 @@ INLINE int remember(const struct direct_key *key, const struct direct_flow *know
 {
 	struct direct_key back = back_of(key, &flow->endpoint);
 	int is_new = !known || !is_same(&known->endpoint, &flow->endpoint) || known->number != flow->number;
-	if (!claim(&back, &key->other) || (is_new && map_update(&direct_flows, key, flow, BPF_ANY))) {
+	int differs = is_new || known->is_handed_over != flow->is_handed_over;
+	if (!claim(&back, &key->other, flow->is_handed_over) ||
+	    (differs && map_update(&direct_flows, key, flow, BPF_ANY))) {
 		count(LEFT_FULL);
 		return 0;
 	}

@@ -184,8 +184,9 @@ INLINE int is_icmp(const struct packet *packet)
 }
 
 /* What becomes of a packet that arrives. `frame`, `kind`: as of read_network; `segment`: as of from_client. */
+/* `pod`: where the packet is handed over, if it is. */
 INLINE enum verdict arrived(void *ctx, enum hook hook, __u32 frame, __be16 kind, __u32 device, __u32 segment,
-			    struct work *work)
+			    struct work *work, struct pod **pod)
 {
 	struct packet *packet = &work->packet;
 	if (!read_network(ctx, hook, frame, kind, packet))
@@ -195,7 +196,7 @@ INLINE enum verdict arrived(void *ctx, enum hook hook, __u32 frame, __be16 kind,
 	if (!read_ports(ctx, hook, packet))
 		return LEAVE;
 	if (!packet->has_notice)
-		return from_client(ctx, hook, packet, device, segment, &work->flow, &work->route);
+		return from_client(ctx, hook, packet, device, segment, work, pod);
 	take_notice(ctx, hook, packet);
 	return LEAVE;
 }

@@ -12,15 +12,14 @@
 #define FLOW_INFO 0x0fffffffu
 #endif
 
-#define FAMILY_IPV4 2
-#define FAMILY_IPV6 10
-
 /* What becomes of a packet. */
 enum verdict {
 	/* The kernel goes on with the packet, as it is by now. */
 	LEAVE,
 	/* It leaves through `route`. */
 	SEND,
+	/* It goes to the device of a pod. */
+	HAND_OVER,
 };
 
 /* Whether a node that sent the packet on may have this address of a Service: it must be one of this very service port. So a
@@ -47,7 +46,7 @@ INLINE void take_notice(void *ctx, enum hook hook, struct packet *packet)
 		count(LEFT_NOTICE);
 		return;
 	}
-	if (!claim(&back, &packet->service)) {
+	if (!claim(&back, &packet->service, 0)) {
 		count(LEFT_FULL);
 		return;
 	}
@@ -122,10 +121,45 @@ INLINE enum verdict send_on(void *ctx, enum hook hook, struct packet *packet, co
 	return is_sent ? SEND : LEAVE;
 }
 
+/* Where the pod of an endpoint of this node is, if packets of the client may go to its device. */
+INLINE struct pod *find_pod(void *ctx, const struct packet *packet, const struct endpoint *endpoint)
+{
+	__u32 family = packet->is_six;
+	struct pod_network *network = map_lookup(&pod_networks, &family);
+	if (!network || !network->is_on || packet->ttl <= 1)
+		return 0;
+	struct pod *pod = map_lookup(&pods, &endpoint->address);
+	__u32 mtu = 0;
+	if (!pod || coarse_now_ns() - pod->checked_ns >= KNOWN_FOR ||
+	    check_mtu(ctx, pod->device, &mtu, 0, BPF_MTU_CHK_SEGS))
+		return 0;
+	return pod;
+}
+
+/* To an endpoint of this node. What has begun in the network of the node stays there: it has seen no reply otherwise. */
+INLINE enum verdict hand_on(void *ctx, enum hook hook, struct packet *packet, const struct direct_key *key,
+			    const struct direct_flow *known, struct direct_flow *flow, struct pod **pod)
+{
+	struct pod *to = 0;
+	if (hook == AT_TC && (packet->is_first || flow->is_handed_over))
+		to = find_pod(ctx, packet, &flow->endpoint);
+	if (packet->is_first)
+		flow->is_handed_over = to != 0;
+	if (!remember(key, known, flow))
+		return LEAVE;
+	struct rewrite how = {.side = DESTINATION, .is_routed = to != 0};
+	if (rewrite(ctx, hook, packet, &how, &flow->endpoint))
+		return LEAVE;
+	count(to ? PACKET_HANDED_OVER : PACKET_HERE);
+	*pod = to;
+	return to ? HAND_OVER : LEAVE;
+}
+
 /* `segment`: the payload of each segment, if the kernel has joined several. */
 INLINE enum verdict from_client(void *ctx, enum hook hook, struct packet *packet, __u32 device, __u32 segment,
-				struct direct_flow *flow, struct bpf_fib_lookup *route)
+				struct work *work, struct pod **pod)
 {
+	struct direct_flow *flow = &work->flow;
 	struct direct_key key = {
 		.client = packet->source, .other = packet->destination, .protocol = packet->protocol};
 	if (packet->fragment || packet->has_options) {
@@ -151,13 +185,8 @@ INLINE enum verdict from_client(void *ctx, enum hook hook, struct packet *packet
 		*flow = *known;
 	}
 	if (flow->is_remote)
-		return send_on(ctx, hook, packet, &key, known, flow, device, segment, route);
-	if (!remember(&key, known, flow))
-		return LEAVE;
-	struct rewrite how = {.side = DESTINATION};
-	if (!rewrite(ctx, hook, packet, &how, &flow->endpoint))
-		count(PACKET_HERE);
-	return LEAVE;
+		return send_on(ctx, hook, packet, &key, known, flow, device, segment, &work->route);
+	return hand_on(ctx, hook, packet, &key, known, flow, pod);
 }
 
 #endif

@@ -17,13 +17,16 @@ struct direct_flow {
 	struct endpoint endpoint;
 	/* The endpoint is on another node. */
 	__u32 is_remote;
+	/* Both directions skip the network of this node, since the flow began. */
+	__u32 is_handed_over;
 };
 
 struct direct_reply {
 	__u64 used_ns;
 	/* The address of the Service that replies show. */
 	struct endpoint service;
-	__u32 zero;
+	/* As of the flow. */
+	__u32 is_handed_over;
 };
 
 /* Fragments of a reply: those after the first one have no ports. */
@@ -53,8 +56,10 @@ enum direct_counter {
 	/* Flows that were given an endpoint. */
 	FLOW_HERE,
 	FLOW_REMOTE,
-	/* Packets to an endpoint of this node, and to one of another node: redirected, or routed by the kernel. */
+	/* Packets to an endpoint of this node: by the network of the node, or to the device of the pod. To one of another node:
+	 * redirected, or routed by the kernel. */
 	PACKET_HERE,
+	PACKET_HANDED_OVER,
 	PACKET_REDIRECTED,
 	PACKET_ROUTED,
 	/* Packets that told this node which address to answer with. */

@@ -1,12 +1,11 @@
-/* Helpers and maps of direct return. Sizes are those of src/direct/layout.rs. */
+/* Helpers and maps of direct return, besides those of ../shared.h. Sizes are those of src/direct/layout.rs. */
 #ifndef KEELSON_DIRECT_MAPS_H
 #define KEELSON_DIRECT_MAPS_H
 
 #include "../services.h"
-#include "layout.h"
+#include "../shared.h"
 
 static long (*const map_delete)(void *map, const void *key) = (void *)BPF_FUNC_map_delete_elem;
-static __u64 (*const coarse_now_ns)(void) = (void *)BPF_FUNC_ktime_get_coarse_ns;
 static long (*const skb_load_bytes)(const void *skb, __u32 at, void *to, __u32 size) = (void *)BPF_FUNC_skb_load_bytes;
 static long (*const skb_store_bytes)(void *skb, __u32 at, const void *from, __u32 size, __u64 flags) =
 	(void *)BPF_FUNC_skb_store_bytes;
@@ -20,20 +19,13 @@ static long (*const xdp_load_bytes)(void *xdp, __u32 at, void *to, __u32 size) =
 static long (*const xdp_store_bytes)(void *xdp, __u32 at, void *from, __u32 size) = (void *)BPF_FUNC_xdp_store_bytes;
 static long (*const xdp_adjust_head)(void *xdp, int difference) = (void *)BPF_FUNC_xdp_adjust_head;
 static __u64 (*const xdp_get_buff_len)(void *xdp) = (void *)BPF_FUNC_xdp_get_buff_len;
-/* Offered to programs with a license that is compatible with the GPL. */
-static long (*const fib_lookup)(void *ctx, struct bpf_fib_lookup *params, int size, __u32 flags) =
-	(void *)BPF_FUNC_fib_lookup;
 static long (*const redirect)(__u32 device, __u64 flags) = (void *)BPF_FUNC_redirect;
-static long (*const redirect_neigh)(__u32 device, struct bpf_redir_neigh *params, int size, __u64 flags) =
-	(void *)BPF_FUNC_redirect_neigh;
 
 /* Written by the proxy. */
 MAP(networks, BPF_MAP_TYPE_LPM_TRIE, struct network_key, __u32, 1, BPF_F_NO_PREALLOC);
-MAP(devices, BPF_MAP_TYPE_HASH, __u32, struct device, 1, BPF_F_NO_PREALLOC);
 
 /* Written by the programs. When one is full, the kernel forgets what was used least recently. */
 MAP(direct_flows, BPF_MAP_TYPE_LRU_HASH, struct direct_key, struct direct_flow, 1, 0);
-MAP(direct_replies, BPF_MAP_TYPE_LRU_HASH, struct direct_key, struct direct_reply, 1, 0);
 MAP(reply_fragments, BPF_MAP_TYPE_LRU_HASH, struct fragment_key, struct address, 1, 0);
 MAP(direct_counters, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, DIRECT_COUNTERS, 0);
 

@@ -32,13 +32,14 @@ struct pod {
 };
 
 enum pod_counter {
-	/* Packets that went from one pod to the other. */
+	/* Packets that went from one pod to the other, and replies of direct return to the device of the client. */
 	HANDED_OVER,
+	HANDED_TO_CLIENT,
 	/* Left to the network of the node. The source is not the pod's address, as the node's routes have it. */
 	LEFT_SOURCE,
 	/* The destination is no pod of this node that has sent something lately. */
 	LEFT_DESTINATION,
-	/* Too large for the other device, or the TTL ends here, or the device is gone. */
+	/* Too large for the other device, or the TTL ends here, or there is no way. */
 	LEFT_LIMIT,
 	POD_COUNTERS,
 };

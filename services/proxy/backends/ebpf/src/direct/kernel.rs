@@ -25,15 +25,25 @@ use super::layout::{COUNTERS, DEVICES, DIRECT_MAPS, DirectCounter, LAYOUT, NETWO
 use crate::{
     elements::{Change, Contents},
     kernel::{
-        Decisions, Hook, KernelError, ServiceMaps, SocketKernel, devices, direct_pins_in, failed_named,
-        open_named, places,
+        Decisions, Hook, KernelError, ServiceMaps, Shared, SocketKernel, devices, direct_pins_in,
+        failed_named, open_named, places,
         programs::{self, Sizes},
     },
-    layout::{FlowKey, FlowValue, MapName, SlotValue},
+    layout::{FlowKey, FlowValue, MapName, PODS, SlotValue},
 };
 
-pub(crate) fn usual_sizes() -> Sizes {
-    DIRECT_MAPS.iter().map(|map| (map.name, map.max_entries)).collect()
+/// `shares`: with the program of pod devices; otherwise nothing is in its map.
+pub(crate) fn usual_sizes(shares: bool) -> Sizes {
+    let mut sizes: Sizes = DIRECT_MAPS.iter().map(|map| (map.name, map.max_entries)).collect();
+    if !shares {
+        sizes.insert(PODS.name, 1);
+    }
+    sizes
+}
+
+pub(crate) fn maps_folder(sizes: &Sizes) -> Result<PathBuf, KernelError> {
+    let prefix = format!("{}{LAYOUT}", places::DIRECT_MAPS_PREFIX);
+    Ok(places::own_folder()?.join(programs::maps_name(&prefix, &DIRECT_MAPS, sizes)))
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -139,6 +149,8 @@ pub(crate) struct DirectKernel {
     maps_folder: PathBuf,
     links_folder: PathBuf,
     sizes: Sizes,
+    /// With the program of pod devices, if that is on.
+    shared: Option<Shared>,
     hook: DirectReturnHook,
     targets: SharedTargets,
     maps: Option<DirectMaps>,
@@ -152,14 +164,14 @@ impl DirectKernel {
         hook: DirectReturnHook,
         targets: SharedTargets,
         sizes: Sizes,
+        shared: Option<Shared>,
     ) -> Result<Self, KernelError> {
         let own = places::own_folder()?;
-        let prefix = format!("{}{LAYOUT}", places::DIRECT_MAPS_PREFIX);
-        let maps_folder = own.join(programs::maps_name(&prefix, &DIRECT_MAPS, &sizes));
+        let maps_folder = maps_folder(&sizes)?;
         let object = programs::direct_object()?;
         let links_folder = own.join(programs::links_name(places::DIRECT_LINKS_PREFIX, object, &maps_folder));
         let maps = DirectMaps::open(&maps_folder).ok();
-        Ok(Self { own, maps_folder, links_folder, sizes, hook, targets, maps, loaded: None })
+        Ok(Self { own, maps_folder, links_folder, sizes, shared, hook, targets, maps, loaded: None })
     }
 
     /// Whether an earlier run has attached the same programs: then the kernel has checked everything.
@@ -183,7 +195,13 @@ impl DirectKernel {
         if self.loaded.is_none() {
             let folder = &self.maps_folder;
             fs::create_dir_all(folder).map_err(KernelError::file("make", folder))?;
+            if let Some(shared) = &self.shared {
+                shared.take(folder)?;
+            }
             self.loaded = Some(load(Some(folder), &self.sizes)?);
+            if let Some(shared) = &self.shared {
+                shared.give(folder)?;
+            }
         }
         self.loaded.as_mut().ok_or(KernelError::Print)
     }
@@ -194,8 +212,26 @@ impl DirectKernel {
         devices.flat_map(|device| Hook::wanted(self.hook).map(|hook| (hook, *device))).collect()
     }
 
+    /// Whether the program of pod devices has got other maps since.
+    fn is_apart(&self) -> Result<bool, KernelError> {
+        self.shared.as_ref().map_or(Ok(false), |shared| shared.differs(&self.maps_folder))
+    }
+
     fn missing(&self) -> Result<Vec<(Hook, u32)>, KernelError> {
         devices::missing(&self.links_folder, &self.wanted())
+    }
+}
+
+impl DirectKernel {
+    /// Takes the maps of pod devices; what is attached uses others.
+    fn join(&mut self) -> Result<(), KernelError> {
+        self.loaded = None;
+        self.load()?;
+        if self.links_folder.exists() {
+            places::remove(&self.links_folder)?;
+        }
+        self.maps = Some(DirectMaps::open(&self.maps_folder)?);
+        Ok(())
     }
 }
 
@@ -252,6 +288,9 @@ impl SocketKernel for DirectKernel {
         if !maps.has(&targets)? {
             texts.push(format!("the maps {NETWORKS} and {DEVICES} differ"));
         }
+        if self.is_apart()? {
+            texts.push("pod devices have other maps".to_owned());
+        }
         Ok(texts)
     }
 
@@ -261,6 +300,9 @@ impl SocketKernel for DirectKernel {
         }
         if !self.maps_folder.join(MapName::Frontends.as_str()).exists() {
             return Err(KernelError::MapsRemoved(self.maps_folder.clone()));
+        }
+        if self.is_apart()? {
+            self.join()?;
         }
         let targets = self.targets.get().clone();
         self.opened()?.put(&targets)?;

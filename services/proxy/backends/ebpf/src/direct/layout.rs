@@ -7,31 +7,32 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::layout::{Address, MAPS, MapDefinition, MapName, map};
+use crate::layout::{self, Address, MAPS, MapDefinition, MapName, map};
 
 /// Part of the name of the folder with the pinned maps.
 pub(crate) const LAYOUT: u32 = 2;
 
 pub(crate) const NETWORKS: &str = "networks";
-pub(crate) const DEVICES: &str = "devices";
+pub(crate) const DEVICES: &str = layout::DEVICES.name;
 pub(crate) const FLOWS: &str = "direct_flows";
-pub(crate) const REPLIES: &str = "direct_replies";
 pub(crate) const FRAGMENTS: &str = "reply_fragments";
 pub(crate) const COUNTERS: &str = "direct_counters";
 
 /// All maps of the object.
-pub(crate) const DIRECT_MAPS: [MapDefinition; 11] = [
+pub(crate) const DIRECT_MAPS: [MapDefinition; 13] = [
     MAPS[MapName::Frontends as usize],
     MAPS[MapName::Sets as usize],
     MAPS[MapName::Slots as usize],
     MAPS[MapName::Members as usize],
     MAPS[MapName::NodeAddresses as usize],
     map(NETWORKS, 20, 4, 16_384),
-    map(DEVICES, 4, 8, 256),
-    map(FLOWS, 44, 28, 131_072),
-    map(REPLIES, 44, 32, 131_072),
+    layout::DEVICES,
+    map(FLOWS, 44, 32, 131_072),
+    layout::REPLIES,
     map(FRAGMENTS, 40, 16, 4_096),
     map(COUNTERS, 4, 8, DirectCounter::ALL.len() as u32),
+    layout::POD_NETWORKS,
+    layout::PODS,
 ];
 
 /// What programs count, in the order of `enum direct_counter`.
@@ -40,6 +41,7 @@ pub(crate) enum DirectCounter {
     FlowHere,
     FlowRemote,
     PacketHere,
+    PacketHandedOver,
     PacketRedirected,
     PacketRouted,
     NoticeTaken,
@@ -56,10 +58,11 @@ pub(crate) enum DirectCounter {
 }
 
 impl DirectCounter {
-    pub(crate) const ALL: [Self; 16] = [
+    pub(crate) const ALL: [Self; 17] = [
         Self::FlowHere,
         Self::FlowRemote,
         Self::PacketHere,
+        Self::PacketHandedOver,
         Self::PacketRedirected,
         Self::PacketRouted,
         Self::NoticeTaken,
@@ -81,6 +84,7 @@ impl DirectCounter {
             Self::FlowHere => "flow_here",
             Self::FlowRemote => "flow_remote",
             Self::PacketHere => "packet_here",
+            Self::PacketHandedOver => "packet_handed_over",
             Self::PacketRedirected => "packet_redirected",
             Self::PacketRouted => "packet_routed",
             Self::NoticeTaken => "notice_taken",
@@ -102,6 +106,7 @@ impl DirectCounter {
             Self::FlowHere => "flows to endpoints of this node",
             Self::FlowRemote => "flows to endpoints of other nodes",
             Self::PacketHere => "packets to endpoints of this node",
+            Self::PacketHandedOver => "packets handed over to the devices of endpoints",
             Self::PacketRedirected => "packets sent on to other nodes",
             Self::PacketRouted => "packets that the kernel routed to other nodes",
             Self::NoticeTaken => "packets with a notice of another node",
@@ -158,17 +163,20 @@ mod tests {
             (NETWORKS, "struct network_key", "__u32"),
             (DEVICES, "__u32", "struct device"),
             (FLOWS, "struct direct_key", "struct direct_flow"),
-            (REPLIES, "struct direct_key", "struct direct_reply"),
+            (layout::REPLIES.name, "struct direct_key", "struct direct_reply"),
             (FRAGMENTS, "struct fragment_key", "struct address"),
             (COUNTERS, "__u32", "__u64"),
+            (layout::POD_NETWORKS.name, "__u32", "struct pod_network"),
+            (layout::PODS.name, "struct address", "struct pod"),
         ];
         let facts = [
             format!("DIRECT_COUNTERS == {}", DirectCounter::ALL.len()),
             format!("LEFT_NOTICE == {}", DirectCounter::LeftNotice as u32),
+            format!("PACKET_HANDED_OVER == {}", DirectCounter::PacketHandedOver as u32),
             format!("LEFT_INSIDE == {}", DirectCounter::LeftInside as u32),
             format!("MEMBER_HERE == {}", crate::layout::MEMBER_HERE),
             format!("NETWORK_NODES == {NETWORK_NODES} && NETWORK_PODS == {NETWORK_PODS}"),
         ];
-        assert_sizes("direct/layout.h", &DIRECT_MAPS, &types, &facts);
+        assert_sizes("shared.h", &DIRECT_MAPS, &types, &facts);
     }
 }

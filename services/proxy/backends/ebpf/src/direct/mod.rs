@@ -24,14 +24,16 @@ use keelson_proxy::{
 use nix::ifaddrs::getifaddrs;
 
 use self::{
-    kernel::{Device, DirectKernel, SharedTargets, usual_sizes},
+    kernel::{Device, DirectKernel, SharedTargets},
     layout::{DEVICES, NETWORK_NODES, NETWORK_PODS, NETWORKS, network_key},
 };
 use crate::{
-    kernel::{Hook, KernelError, Sizes, SocketKernel},
+    kernel::{Hook, KernelError, Shared, Sizes, SocketKernel},
     plan::NodeFacts,
     sockets::{Sockets, usual_capacity},
 };
+
+pub(crate) use self::kernel::{maps_folder, usual_sizes};
 
 /// ARPHRD_ETHER (linux/if_arp.h).
 const ETHERNET: u16 = 1;
@@ -53,15 +55,16 @@ pub(crate) struct Direct {
 }
 
 impl Direct {
-    /// `None`: it is off. `uses_kernel`: otherwise opened to print.
+    /// `None`: it is off. `uses_kernel`: otherwise opened to print. `shared`: with pod devices.
     pub(crate) fn open(
         options: &Options,
         uses_kernel: bool,
+        shared: Option<Shared>,
         is_enabled: [bool; 2],
     ) -> Result<Option<Self>, KernelError> {
-        let sizes = uses_kernel.then(usual_sizes);
+        let sizes = uses_kernel.then(|| usual_sizes(shared.is_some()));
         let own = options.ebpf.direct_return.as_ref();
-        own.map(|own| Self::open_with(own, options, sizes, is_enabled)).transpose()
+        own.map(|own| Self::open_with(own, options, sizes, shared, is_enabled)).transpose()
     }
 
     /// `sizes`: those of the maps; `None`: opened to print.
@@ -69,9 +72,10 @@ impl Direct {
         own: &DirectReturnOptions,
         options: &Options,
         sizes: Option<Sizes>,
+        shared: Option<Shared>,
         is_enabled: [bool; 2],
     ) -> Result<Self, KernelError> {
-        let maps = sizes.clone().unwrap_or_else(usual_sizes);
+        let maps = sizes.clone().unwrap_or_else(|| usual_sizes(false));
         let pod_networks = match &options.detect_local {
             DetectLocal::ClusterCidr(networks) => networks.clone(),
             _ => Vec::new(),
@@ -80,7 +84,7 @@ impl Direct {
         let targets = SharedTargets::default();
         let kernel: Option<Box<dyn SocketKernel>> = match sizes {
             Some(sizes) => {
-                let kernel = DirectKernel::find(own.hook, targets.clone(), sizes)?;
+                let kernel = DirectKernel::find(own.hook, targets.clone(), sizes, shared)?;
                 if !kernel.has_run() {
                     kernel.probe()?;
                 }

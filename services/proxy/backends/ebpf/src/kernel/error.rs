@@ -135,15 +135,17 @@ impl KernelError {
 
     pub(crate) fn program(program: &'static str, error: &ProgramError) -> Self {
         match error {
-            ProgramError::LoadError { io_error, .. } if is_refused(io_error) => {
-                Self::NotPermitted(format!("cannot load {program}: {io_error}"))
-            }
-            // The log is long; its last lines say why.
+            // The log is long; its last lines say why. Without some rights, the verifier refuses what it accepts otherwise.
             ProgramError::LoadError { io_error, verifier_log } => {
                 let log = verifier_log.to_string();
                 let lines: Vec<&str> = log.lines().rev().take(3).collect();
                 let last = lines.into_iter().rev().collect::<Vec<_>>().join("; ");
-                Self::Program { program, reason: format!("{io_error} ({last})") }
+                let reason =
+                    if last.is_empty() { io_error.to_string() } else { format!("{io_error} ({last})") };
+                match is_refused(io_error) {
+                    true => Self::NotPermitted(format!("cannot load {program}: {reason}")),
+                    false => Self::Program { program, reason },
+                }
             }
             error => Self::Program { program, reason: chain(error) },
         }

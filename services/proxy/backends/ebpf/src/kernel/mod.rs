@@ -14,6 +14,7 @@ pub(crate) mod links;
 mod maps;
 pub(crate) mod places;
 pub(crate) mod programs;
+mod shared;
 mod slots;
 
 use std::{
@@ -29,6 +30,7 @@ pub(crate) use self::{
     maps::{Maps, ServiceMaps, failed_named, open_named},
     places::unsuitable_cgroup,
     programs::{Sizes, usual_sizes},
+    shared::Shared,
 };
 use crate::{
     elements::{Change, Contents},

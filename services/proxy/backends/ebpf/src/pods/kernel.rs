@@ -19,13 +19,26 @@ use super::{
     devices::PodDevice,
     layout::{COUNTERS, DEVICES, LAYOUT, NETWORKS, POD_MAPS, PodCounter, device_value, network_value},
 };
-use crate::kernel::{
-    Decisions, Hook, KernelError, devices, failed_named, open_named, places, pods_pins_in,
-    programs::{self, Sizes},
+use crate::{
+    kernel::{
+        Decisions, Hook, KernelError, Shared, devices, failed_named, open_named, places, pods_pins_in,
+        programs::{self, Sizes},
+    },
+    layout::REPLIES,
 };
 
-pub(crate) fn usual_sizes() -> Sizes {
-    POD_MAPS.iter().map(|map| (map.name, map.max_entries)).collect()
+/// `shares`: with the programs of direct return; otherwise nothing is in their map.
+pub(crate) fn usual_sizes(shares: bool) -> Sizes {
+    let mut sizes: Sizes = POD_MAPS.iter().map(|map| (map.name, map.max_entries)).collect();
+    if !shares {
+        sizes.insert(REPLIES.name, 1);
+    }
+    sizes
+}
+
+pub(crate) fn maps_folder(sizes: &Sizes) -> Result<PathBuf, KernelError> {
+    let prefix = format!("{}{LAYOUT}", places::PODS_MAPS_PREFIX);
+    Ok(places::own_folder()?.join(programs::maps_name(&prefix, &POD_MAPS, sizes)))
 }
 
 struct PodMaps {
@@ -74,19 +87,20 @@ pub(crate) struct PodsKernel {
     maps_folder: PathBuf,
     links_folder: PathBuf,
     sizes: Sizes,
+    /// With the programs of direct return, if these are on.
+    shared: Option<Shared>,
     maps: Option<PodMaps>,
 }
 
 impl PodsKernel {
     /// Finds the places. Changes nothing.
-    pub(crate) fn find(sizes: Sizes) -> Result<Self, KernelError> {
+    pub(crate) fn find(sizes: Sizes, shared: Option<Shared>) -> Result<Self, KernelError> {
         let own = places::own_folder()?;
-        let prefix = format!("{}{LAYOUT}", places::PODS_MAPS_PREFIX);
-        let maps_folder = own.join(programs::maps_name(&prefix, &POD_MAPS, &sizes));
+        let maps_folder = maps_folder(&sizes)?;
         let object = programs::pods_object()?;
         let links_folder = own.join(programs::links_name(places::PODS_LINKS_PREFIX, object, &maps_folder));
         let maps = PodMaps::open(&maps_folder).ok();
-        Ok(Self { own, maps_folder, links_folder, sizes, maps })
+        Ok(Self { own, maps_folder, links_folder, sizes, shared, maps })
     }
 
     /// Whether an earlier run has attached the same program: then the kernel has checked it.
@@ -103,8 +117,11 @@ impl PodsKernel {
     fn prepare(&mut self) -> Result<&mut PodMaps, KernelError> {
         // By their pins, and not those that this process knows: another program may have removed or replaced them.
         self.maps = PodMaps::open(&self.maps_folder).ok();
-        if self.maps.is_none() {
+        if self.maps.is_none() || self.is_apart()? {
             fs::create_dir_all(&self.maps_folder).map_err(KernelError::file("make", &self.maps_folder))?;
+            if let Some(shared) = &self.shared {
+                shared.take(&self.maps_folder)?;
+            }
             load(Some(&self.maps_folder), &self.sizes)?;
             // What is attached uses maps that no pin leads to any more.
             if self.links_folder.exists() {
@@ -113,6 +130,11 @@ impl PodsKernel {
             self.maps = Some(PodMaps::open(&self.maps_folder)?);
         }
         self.maps.as_mut().ok_or(KernelError::Print)
+    }
+
+    /// Whether the programs of direct return have got other maps since.
+    fn is_apart(&self) -> Result<bool, KernelError> {
+        self.shared.as_ref().map_or(Ok(false), |shared| shared.differs(&self.maps_folder))
     }
 
     /// Whether packets in this network, or in none, are handed over. Without maps, there are none.
@@ -147,6 +169,9 @@ impl PodsKernel {
         };
         if !has_devices {
             texts.push(format!("write the map {DEVICES}"));
+        }
+        if self.is_apart()? {
+            texts.push("use the maps of direct return".to_owned());
         }
         Ok(texts)
     }

@@ -7,22 +7,23 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::layout::{Address, MapDefinition, map};
+use crate::layout::{self, Address, MapDefinition, map};
 
 /// Part of the name of the folder with the pinned maps.
 pub(crate) const LAYOUT: u32 = 1;
 
 pub(crate) const DEVICES: &str = "pod_devices";
-pub(crate) const NETWORKS: &str = "pod_networks";
-pub(crate) const PODS: &str = "pods";
+pub(crate) const NETWORKS: &str = layout::POD_NETWORKS.name;
 pub(crate) const COUNTERS: &str = "pod_counters";
 
 /// All maps of the object.
-pub(crate) const POD_MAPS: [MapDefinition; 4] = [
+pub(crate) const POD_MAPS: [MapDefinition; 6] = [
     map(DEVICES, 4, 12, 1_024),
-    map(NETWORKS, 4, 36, 2),
-    map(PODS, 16, 24, 8_192),
+    layout::POD_NETWORKS,
+    layout::PODS,
     map(COUNTERS, 4, 8, PodCounter::ALL.len() as u32),
+    layout::DEVICES,
+    layout::REPLIES,
 ];
 
 pub(crate) type HardwareAddress = [u8; 6];
@@ -58,19 +59,21 @@ pub(crate) fn network_value(network: Option<IpNet>) -> [u8; 36] {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PodCounter {
     HandedOver,
+    HandedToClient,
     LeftSource,
     LeftDestination,
     LeftLimit,
 }
 
 impl PodCounter {
-    pub(crate) const ALL: [Self; 4] =
-        [Self::HandedOver, Self::LeftSource, Self::LeftDestination, Self::LeftLimit];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::HandedOver, Self::HandedToClient, Self::LeftSource, Self::LeftDestination, Self::LeftLimit];
 
     /// The label in metrics.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::HandedOver => "handed_over",
+            Self::HandedToClient => "handed_to_client",
             Self::LeftSource => "left_source",
             Self::LeftDestination => "left_destination",
             Self::LeftLimit => "left_limit",
@@ -80,11 +83,12 @@ impl PodCounter {
     pub(crate) const fn describe(self) -> &'static str {
         match self {
             Self::HandedOver => "packets handed over",
+            Self::HandedToClient => "replies of direct return handed over",
             Self::LeftSource => "left to the node: the source is not the pod's own address",
             Self::LeftDestination => {
                 "left to the node: the destination is no pod here that has sent something in the last second"
             }
-            Self::LeftLimit => "left to the node: too large, the TTL ends here, or the device is gone",
+            Self::LeftLimit => "left to the node: too large, the TTL ends here, or there is no way",
         }
     }
 }
@@ -111,8 +115,10 @@ mod tests {
         let types = [
             (DEVICES, "__u32", "struct pod_device"),
             (NETWORKS, "__u32", "struct pod_network"),
-            (PODS, "struct address", "struct pod"),
+            (layout::PODS.name, "struct address", "struct pod"),
             (COUNTERS, "__u32", "__u64"),
+            (layout::DEVICES.name, "__u32", "struct device"),
+            (layout::REPLIES.name, "struct direct_key", "struct direct_reply"),
         ];
         let facts = [
             format!("POD_COUNTERS == {}", PodCounter::ALL.len()),
@@ -121,6 +127,6 @@ mod tests {
             "__builtin_offsetof(struct pod_network, mask) == 16".to_owned(),
             "__builtin_offsetof(struct pod_network, is_on) == 32".to_owned(),
         ];
-        assert_sizes("pods/layout.h", &POD_MAPS, &types, &facts);
+        assert_sizes("shared.h", &POD_MAPS, &types, &facts);
     }
 }

@@ -22,12 +22,10 @@ use keelson_proxy::{
     model::Family,
 };
 
-use self::{
-    devices::PodDevice,
-    kernel::{PodsKernel, usual_sizes},
-    layout::DEVICES,
-};
-use crate::kernel::{Decisions, KernelError, Sizes};
+use self::{devices::PodDevice, kernel::PodsKernel, layout::DEVICES};
+use crate::kernel::{Decisions, KernelError, Shared, Sizes};
+
+pub(crate) use self::kernel::{maps_folder, usual_sizes};
 
 /// Devices are looked at again for this long after one has come: its other end goes to the pod, or it becomes a port of a bridge, a
 /// little later.
@@ -58,23 +56,29 @@ pub(crate) struct Pods {
 }
 
 impl Pods {
-    /// `None`: it is off. `uses_kernel`: otherwise opened to print.
+    /// `None`: it is off. `uses_kernel`: otherwise opened to print. `shared`: with direct return.
     pub(crate) fn open(
         patterns: &[InterfacePattern],
         uses_kernel: bool,
+        shared: Option<Shared>,
     ) -> Result<Option<Self>, KernelError> {
         if patterns.is_empty() {
             return Ok(None);
         }
-        Self::open_with(patterns, uses_kernel.then(usual_sizes)).map(Some)
+        let sizes = uses_kernel.then(|| usual_sizes(shared.is_some()));
+        Self::open_with(patterns, sizes, shared).map(Some)
     }
 
     /// `sizes`: those of the maps; `None`: opened to print.
-    fn open_with(patterns: &[InterfacePattern], sizes: Option<Sizes>) -> Result<Self, KernelError> {
+    fn open_with(
+        patterns: &[InterfacePattern],
+        sizes: Option<Sizes>,
+        shared: Option<Shared>,
+    ) -> Result<Self, KernelError> {
         let max_devices = sizes.as_ref().and_then(|sizes| sizes.get(DEVICES)).copied().unwrap_or_default();
         let kernel = match sizes {
             Some(sizes) => {
-                let kernel = PodsKernel::find(sizes)?;
+                let kernel = PodsKernel::find(sizes, shared)?;
                 if !kernel.has_run() {
                     kernel.probe()?;
                 }

@@ -12,7 +12,7 @@ fn networks_without_room_are_refused_at_the_start() {
     in_world(|world| {
         let mut sizes = small_sizes();
         sizes.insert(layout::NETWORKS, 20);
-        let open = |nodes| open_with_nodes(DirectReturnHook::Tc, &sizes, nodes);
+        let open = |nodes| open_with_nodes(DirectReturnHook::Tc, &sizes, nodes, None);
         world.nodes[0].run(|| {
             // Two are those of pods.
             let error = open(addresses(1, 7)).err().unwrap();

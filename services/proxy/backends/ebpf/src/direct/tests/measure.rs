@@ -90,7 +90,7 @@ fn measure_node_ports() {
                 in_world(&|world| {
                     // In the backend, the tables of nftables are there as well.
                     let _nft = with_nft.then(|| tables(world, Protocol::Tcp, &[pod]));
-                    let mut cluster = Cluster::new(world, hook, usual_sizes());
+                    let mut cluster = Cluster::new(world, hook, usual_sizes(false));
                     cluster.serve(Protocol::Tcp, 0, &[pod]);
                     let tables = if with_nft { " and tables" } else { "" };
                     report(world, &format!("{}{tables}{offload}", hook.as_str()), pod, node_port);

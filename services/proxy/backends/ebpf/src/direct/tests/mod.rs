@@ -32,12 +32,15 @@ use super::*;
 use crate::{
     elements::Contents,
     kernel::{find_pins, remove_pins},
+    layout::{PODS as KNOWN_PODS, REPLIES},
     nets::{
         ANSWER, Net, at, connect, exchange, in_mounts, mount_bpf, read_line, serve_tcp, serve_udp, udp_socket,
     },
+    pods,
     testing::{options, service_port},
 };
 
+mod hand_over;
 mod life;
 mod limits;
 mod measure;
@@ -123,6 +126,8 @@ struct Cluster<'a> {
     world: &'a World,
     hook: DirectReturnHook,
     sizes: Sizes,
+    /// Maps with pod devices.
+    shares: bool,
     levels: [Direct; 2],
     _switch: Option<aya::Ebpf>,
 }
@@ -132,21 +137,30 @@ fn endpoint(at: SocketAddr) -> Endpoint {
 }
 
 fn small_sizes() -> Sizes {
-    let mut sizes = usual_sizes();
-    sizes.extend([(layout::FLOWS, 4_096), (layout::REPLIES, 4_096), ("slots", 1_024)]);
+    let mut sizes = usual_sizes(false);
+    sizes.extend([(layout::FLOWS, 4_096), (REPLIES.name, 4_096), ("slots", 1_024)]);
     sizes
 }
 
 impl<'a> Cluster<'a> {
     fn new(world: &'a World, hook: DirectReturnHook, sizes: Sizes) -> Self {
         let switch = (hook == DirectReturnHook::Xdp).then(|| world.prepare_for_xdp());
-        let levels = [0, 1].map(|n| open(world, n, hook, &sizes));
-        Self { world, hook, sizes, levels, _switch: switch }
+        let levels = [0, 1].map(|n| open(world, n, hook, &sizes, false));
+        Self { world, hook, sizes, shares: false, levels, _switch: switch }
+    }
+
+    /// With pod devices at the nodes.
+    fn sharing(world: &'a World) -> Self {
+        let mut sizes = small_sizes();
+        sizes.insert(KNOWN_PODS.name, KNOWN_PODS.max_entries);
+        let hook = DirectReturnHook::Tc;
+        let levels = [0, 1].map(|n| open(world, n, hook, &sizes, true));
+        Self { world, hook, sizes, shares: true, levels, _switch: None }
     }
 
     /// As a process that starts again.
     fn restart(&mut self, n: usize) {
-        self.levels[n] = open(self.world, n, self.hook, &self.sizes);
+        self.levels[n] = open(self.world, n, self.hook, &self.sizes, self.shares);
     }
 
     /// Sets the service port on both nodes, with the endpoints of these pods.
@@ -176,10 +190,11 @@ impl<'a> Cluster<'a> {
     }
 }
 
-fn open(world: &World, n: usize, hook: DirectReturnHook, sizes: &Sizes) -> Direct {
+fn open(world: &World, n: usize, hook: DirectReturnHook, sizes: &Sizes, shares: bool) -> Direct {
     let nodes = NODES.concat().into_iter().map(|ip| IpNet::from(ip.parse::<IpAddr>().unwrap())).collect();
     world.nodes[n].run(|| {
-        let mut direct = open_with_nodes(hook, sizes, nodes).unwrap();
+        let pods = || Shared::with(pods::maps_folder(&pods::usual_sizes(true)).unwrap());
+        let mut direct = open_with_nodes(hook, sizes, nodes, shares.then(pods)).unwrap();
         let index = nix::net::if_::if_nametoindex("eth0").unwrap();
         let index = usize::try_from(index).unwrap();
         direct.set_interfaces(&[Interface { name: "eth0".into(), index }]);
@@ -200,11 +215,16 @@ fn open(world: &World, n: usize, hook: DirectReturnHook, sizes: &Sizes) -> Direc
     })
 }
 
-fn open_with_nodes(hook: DirectReturnHook, sizes: &Sizes, nodes: Vec<IpNet>) -> Result<Direct, KernelError> {
+fn open_with_nodes(
+    hook: DirectReturnHook,
+    sizes: &Sizes,
+    nodes: Vec<IpNet>,
+    shared: Option<Shared>,
+) -> Result<Direct, KernelError> {
     let own = DirectReturnOptions { devices: vec![InterfacePattern::parse("eth*")], hook, nodes };
     let mut all = options(&["10.244.0.0/16", "fd00:10:244::/56"]);
     all.ebpf = EbpfOptions { direct_return: Some(own.clone()), ..EbpfOptions::default() };
-    Direct::open_with(&own, &all, Some(sizes.clone()), [true, true])
+    Direct::open_with(&own, &all, Some(sizes.clone()), shared, [true, true])
 }
 
 /// The service port as node `n` knows it.

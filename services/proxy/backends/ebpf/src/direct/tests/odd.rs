@@ -216,7 +216,7 @@ fn two_addresses_with_one_port_of_the_client_are_two_flows() {
 fn full_maps_forget_the_oldest_flows() {
     in_world(|world| {
         let mut sizes = small_sizes();
-        sizes.extend([(layout::FLOWS, 128), (layout::REPLIES, 128)]);
+        sizes.extend([(layout::FLOWS, 128), (REPLIES.name, 128)]);
         let mut cluster = Cluster::new(world, DirectReturnHook::Tc, sizes);
         serve_all(world, Protocol::Udp, 0);
         cluster.serve(Protocol::Udp, 0, &[0, 1]);

@@ -142,7 +142,7 @@ fn pods_come_and_go() {
 fn devices_without_room_and_those_of_no_pod_are_named() {
     in_world(Layout::Routed, |world| {
         world.node.ip("link add veth7 type veth peer name peer7");
-        let mut sizes = usual_sizes();
+        let mut sizes = usual_sizes(false);
         sizes.insert(DEVICES, 2);
         let mut pods = world.open_with(sizes);
         world.begin(&mut pods);

@@ -100,11 +100,11 @@ impl World {
     }
 
     fn open(&self) -> Pods {
-        self.open_with(usual_sizes())
+        self.open_with(usual_sizes(false))
     }
 
     fn open_with(&self, sizes: Sizes) -> Pods {
-        let pods = self.node.run(|| Pods::open_with(&[InterfacePattern::parse("veth*")], Some(sizes)));
+        let pods = self.node.run(|| Pods::open_with(&[InterfacePattern::parse("veth*")], Some(sizes), None));
         let mut pods = pods.unwrap();
         self.look(&mut pods);
         pods

@@ -1,0 +1,249 @@
+//! With pod devices: packets of clients go to the device of the pod, and its replies to that of the client, past the network of
+//! the node.
+
+use keelson_proxy::addresses::LocalAddresses;
+
+use super::*;
+use crate::pods::Pods;
+
+const NETWORKS: [&str; 2] = ["10.244.0.0/16", "fd00:10:244::/56"];
+const EXCHANGES: u64 = 20;
+
+fn open_pods(cluster: &Cluster<'_>) -> Pods {
+    let sizes = &cluster.sizes;
+    cluster.world.nodes[0].run(|| {
+        let shared = Shared::with(maps_folder(sizes).unwrap());
+        let opened = Pods::open(&[InterfacePattern::parse("pod")], true, Some(shared)).unwrap();
+        let mut pods = opened.unwrap();
+        pods.set_interfaces(LocalAddresses::now().unwrap().interfaces());
+        pods
+    })
+}
+
+/// As the backend does it once flows between pods are not tracked.
+fn begin(world: &World, pods: &mut Pods) {
+    world.nodes[0].run(|| {
+        for (family, network) in Family::ALL.into_iter().zip(NETWORKS) {
+            pods.narrow(family, network.parse().ok()).unwrap();
+            pods.set_network(family, network.parse().ok()).unwrap();
+        }
+        pods.maintain(Instant::now());
+    });
+}
+
+/// Direct return and pod devices of the first node, with a service port of one endpoint there.
+fn start<'a>(world: &'a World, protocol: Protocol, family: usize) -> (Cluster<'a>, Pods) {
+    let mut cluster = Cluster::sharing(world);
+    serve_all(world, protocol, family);
+    cluster.serve(protocol, family, &[0]);
+    let mut pods = open_pods(&cluster);
+    begin(world, &mut pods);
+    (cluster, pods)
+}
+
+/// The pod sends something, which tells where it is.
+fn wake(world: &World, family: usize) {
+    world.pods[0].run(|| udp_socket(at(GATEWAYS[0][family], 9)).send(b"0").unwrap());
+}
+
+/// The rules of the node drop all that passes them on its way through the node.
+fn fence(world: &World) {
+    for command in [
+        "add table inet fence",
+        "add chain inet fence forward { type filter hook forward priority 0; policy drop; }",
+    ] {
+        world.nodes[0].command("nft", command);
+    }
+}
+
+fn ping(stream: &mut TcpStream) {
+    stream.write_all(b"ping\n").unwrap();
+    assert_eq!(read_line(stream), "ping");
+}
+
+/// A conversation with the endpoint, which sees the client's own address.
+fn talk(world: &World, protocol: Protocol, to: SocketAddr) {
+    world.client.run(|| match protocol {
+        Protocol::Udp => {
+            let socket = udp_socket(to);
+            for _ in 0..EXCHANGES {
+                assert_eq!(exchange(&socket, "0"), format!("pod0 {}\n", socket.local_addr().unwrap()));
+            }
+        }
+        _ => {
+            let (mut stream, line) = connect(to);
+            assert_eq!(line, format!("pod0 {}", stream.local_addr().unwrap()));
+            (0..EXCHANGES).for_each(|_| ping(&mut stream));
+        }
+    });
+}
+
+/// Packets to the pod and to clients that were handed over.
+fn counts(cluster: &Cluster<'_>, pods: &Pods) -> [u64; 2] {
+    let to_client =
+        pods.counters().iter().find(|decisions| decisions.label == "handed_to_client").unwrap().total;
+    [cluster.counted(0)["packet_handed_over"], to_client]
+}
+
+fn state(cluster: &Cluster<'_>, pods: &Pods) -> String {
+    format!("{:?} {:?}", cluster.counted(0), pods.features())
+}
+
+#[test]
+fn conversations_skip_the_network_of_the_node() {
+    for protocol in [Protocol::Tcp, Protocol::Udp] {
+        for family in [0, 1] {
+            in_world(|world| {
+                let (cluster, pods) = start(world, protocol, family);
+                fence(world);
+                for to in [at(NODES[0][family], NODE_PORT), at(EXTERNAL[family], 80)] {
+                    wake(world, family);
+                    talk(world, protocol, to);
+                }
+                let counts = counts(&cluster, &pods);
+                assert!(counts.iter().all(|count| *count >= 2 * EXCHANGES), "{}", state(&cluster, &pods));
+            });
+        }
+    }
+}
+
+#[test]
+fn each_packet_loses_a_hop_in_both_directions() {
+    for (family, field) in ["ip ttl", "ip6 hoplimit"].into_iter().enumerate() {
+        in_world(|world| {
+            let (_cluster, _pods) = start(world, Protocol::Udp, family);
+            fence(world);
+            for (net, port) in [(&world.pods[0], "dport 8080"), (&world.client, "sport 30080")] {
+                net.command("nft", "add table inet hops");
+                net.command("nft", "add chain inet hops input { type filter hook input priority 0; }");
+                net.command("nft", &format!("add rule inet hops input udp {port} {field} != 63 drop"));
+            }
+            wake(world, family);
+            talk(world, Protocol::Udp, at(NODES[0][family], NODE_PORT));
+        });
+    }
+}
+
+/// The kernel joins segments in both directions, and the way to the client takes smaller ones than the pod would send.
+#[test]
+fn large_contents_arrive_whole() {
+    for family in [0, 1] {
+        in_world(|world| {
+            let (cluster, pods) = start(world, Protocol::Tcp, family);
+            world.nodes[0].ip(&format!("route add {} dev eth0 mtu 1400", CLIENT[family]));
+            fence(world);
+            wake(world, family);
+            world.client.run(|| {
+                let (mut stream, _) = connect(at(NODES[0][family], NODE_PORT));
+                let sent: Vec<u8> =
+                    (0..4 << 20).map(|n: u32| n.to_be_bytes()[2] ^ n.to_be_bytes()[3]).collect();
+                let mut output = stream.try_clone().unwrap();
+                let received = thread::scope(|scope| {
+                    scope.spawn(|| output.write_all(&sent).unwrap());
+                    let mut received = vec![0; sent.len()];
+                    stream.read_exact(&mut received).unwrap();
+                    received
+                });
+                assert!(sent == received, "contents differ");
+            });
+            assert!(counts(&cluster, &pods).iter().all(|count| *count > 50), "{}", state(&cluster, &pods));
+        });
+    }
+}
+
+/// The network of the node has seen such a flow begin, and sees all of it. By its replies the pod is known to the next one.
+#[test]
+fn a_connection_to_an_idle_pod_stays_in_the_network_of_the_node() {
+    in_world(|world| {
+        let (cluster, pods) = start(world, Protocol::Tcp, 0);
+        let to = at(NODES[0][0], NODE_PORT);
+        let (mut first, _) = world.client.run(|| connect(to));
+        (0..EXCHANGES).for_each(|_| ping(&mut first));
+        assert_eq!(counts(&cluster, &pods), [0, 0], "{}", state(&cluster, &pods));
+        talk(world, Protocol::Tcp, to);
+        ping(&mut first);
+        assert!(
+            counts(&cluster, &pods).iter().all(|count| *count >= EXCHANGES),
+            "{}",
+            state(&cluster, &pods)
+        );
+        assert!(cluster.counted(0)["packet_here"] > EXCHANGES);
+    });
+}
+
+/// A connection that was handed over goes on in the network of the node.
+#[test]
+fn it_ends_with_that_between_pods() {
+    in_world(|world| {
+        let (cluster, mut pods) = start(world, Protocol::Tcp, 0);
+        wake(world, 0);
+        let (mut stream, _) = world.client.run(|| connect(at(NODES[0][0], NODE_PORT)));
+        (0..EXCHANGES).for_each(|_| ping(&mut stream));
+        let before = counts(&cluster, &pods);
+        assert!(before[0] >= EXCHANGES, "{}", state(&cluster, &pods));
+        world.nodes[0].run(|| pods.set_network(Family::V4, None)).unwrap();
+        (0..EXCHANGES).for_each(|_| ping(&mut stream));
+        assert_eq!(counts(&cluster, &pods), before);
+    });
+}
+
+#[test]
+fn a_restart_of_both_keeps_connections() {
+    in_world(|world| {
+        let (mut cluster, mut pods) = start(world, Protocol::Tcp, 0);
+        fence(world);
+        wake(world, 0);
+        let (mut stream, _) = world.client.run(|| connect(at(NODES[0][0], NODE_PORT)));
+        ping(&mut stream);
+        cluster.restart(0);
+        let port = service(Protocol::Tcp, 0, &[0], 0);
+        cluster.levels[0].sockets.plan.set(Family::V4, &port.name.service.clone(), vec![port]);
+        for outcome in cluster.sync(0) {
+            assert!(outcome.full && outcome.is_nothing(), "{outcome:?}");
+        }
+        pods = {
+            drop(pods);
+            open_pods(&cluster)
+        };
+        begin(world, &mut pods);
+        assert!(!world.nodes[0].run(|| pods.begin_check()).unwrap(), "{:?}", pods.features());
+        ping(&mut stream);
+    });
+}
+
+/// Where the maps of one are made anew, those of the other are used, or are taken over.
+#[test]
+fn removed_maps_are_shared_again() {
+    for prefixes in [&["pods-maps-"][..], &["direct-maps-"], &["pods-maps-", "direct-maps-"]] {
+        in_world(|world| {
+            let (mut cluster, mut pods) = start(world, Protocol::Tcp, 0);
+            let pins = world.nodes[0].run(|| find_pins().unwrap());
+            for folder in
+                pins.iter().filter(|pin| prefixes.iter().any(|prefix| pin.to_string_lossy().contains(prefix)))
+            {
+                fs::remove_dir_all(folder).unwrap();
+            }
+            // As the proxy does it with its checks.
+            for _ in 0..2 {
+                let port = service(Protocol::Tcp, 0, &[0], 0);
+                cluster.restart(0);
+                cluster.levels[0].sockets.plan.set(Family::V4, &port.name.service.clone(), vec![port]);
+                cluster.sync(0);
+                pods = {
+                    drop(pods);
+                    open_pods(&cluster)
+                };
+                begin(world, &mut pods);
+                world.nodes[0].run(|| pods.check()).unwrap();
+            }
+            fence(world);
+            wake(world, 0);
+            talk(world, Protocol::Tcp, at(NODES[0][0], NODE_PORT));
+            assert!(
+                counts(&cluster, &pods).iter().all(|count| *count >= EXCHANGES),
+                "{prefixes:?}: {}",
+                state(&cluster, &pods)
+            );
+        });
+    }
+}
