@@ -447,9 +447,10 @@ settings! {
         /// network policies of the node match the connection state: read `docs/ebpf.md` before you set it.
         ebpf_untracked_pods: bool = false, Any, restart;
         /// With `ebpf_untracked_pods`: devices of pods, on the node's side: names, or prefixes with `*`, such as `veth*`. A program
-        /// at them hands packets of TCP and UDP to another pod of this node over to that pod's device. They skip the routes, rules
-        /// and devices of the node, so also policies and limits of bandwidth there: read `docs/ebpf.md` before you set it. Empty:
-        /// off.
+        /// at them hands packets of TCP and UDP to another pod of this node over to that pod's device; with
+        /// `ebpf_direct_return_devices` and `tc`, packets of outside clients and the replies to them, too. They skip the routes,
+        /// rules and devices of the node, so also policies and limits of bandwidth there: read `docs/ebpf.md` before you set it.
+        /// Empty: off.
         ebpf_pod_devices: Vec<InterfacePattern> = Vec::new(), Any, restart;
         /// With `ebpf`: devices at which outside clients reach node ports, external and load-balancer addresses, and by which
         /// other nodes are reached: names, or prefixes with `*`. Programs at them send packets to an endpoint without connection

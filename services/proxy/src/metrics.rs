@@ -197,7 +197,7 @@ families! {
         map_left_out: Gauge, "map_left_out_service_ports", "Service ports for which a map of eBPF has no room, and which nftables decides, counted every 30 s";
         socket_decisions: Metric<DecisionLabel, Counter>, "socket_decisions", "Connections and UDP flows by what the socket level decided, counted every 30 s";
         direct_return: Metric<DecisionLabel, Counter>, "direct_return", "Flows and packets by what the programs of direct return did, counted every 30 s";
-        pod_packets: Metric<DecisionLabel, Counter>, "pod_packets", "Packets of pods to pods at pod devices by what the program did, counted every 30 s";
+        pod_packets: Metric<DecisionLabel, Counter>, "pod_packets", "Packets of pods by what the program at their devices did, counted every 30 s";
         applied_rev: Gauge, "applied_rev", "Revision that is programmed in the kernel";
         take_overs: Metric<TakeOverLabel, Counter>, "take_overs", "Rules of another backend or service proxy that were removed after the first sync, by their owner";
         services: Gauge, "services", "Services that are programmed in the kernel";

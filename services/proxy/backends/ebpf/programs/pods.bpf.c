@@ -23,21 +23,23 @@ static long (*const skb_change_type)(void *skb, __u32 type) = (void *)BPF_FUNC_s
 MAP(pod_devices, BPF_MAP_TYPE_HASH, __u32, struct pod_device, 1, BPF_F_NO_PREALLOC);
 
 /* Written by the program. */
+/* Replies to clients in fragments: those after the first one have no ports. */
+MAP(pod_fragments, BPF_MAP_TYPE_LRU_HASH, struct fragment_key, __u32, 1, 0);
 MAP(pod_counters, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, POD_COUNTERS, 0);
 
 /* A pod that sends is checked again after this time. */
 #define CHECK_AFTER (NANOSECONDS / 4)
-#define NOT_WHOLE 0x3fff
 
 struct packet {
 	struct address source;
 	struct address destination;
 	__u32 is_six;
 	__u32 is_last_hop;
-	__u32 is_fragment;
 	__u32 protocol;
-	/* Of IP. */
-	__u32 header;
+	/* The size of all headers of IP. */
+	__u32 headers;
+	enum fragment fragment;
+	__u32 id;
 };
 
 INLINE int leave(__u32 counter)
@@ -68,31 +70,42 @@ INLINE int is_in(const struct pod_network *network, const struct address *addres
 INLINE int read(struct __sk_buff *skb, struct ethhdr *frame, struct packet *packet)
 {
 	void *end = (void *)(long)skb->data_end;
-	if (skb->protocol == __builtin_bswap16(ETH_P_IP)) {
+	if (skb->protocol == ORDER16(ETH_P_IP)) {
 		struct iphdr *ip = (void *)(frame + 1);
-		if ((void *)(ip + 1) > end || ip->version != 4 || ip->ihl != 5 ||
-		    (ip->protocol != TCP && ip->protocol != UDP))
+		if ((void *)(ip + 1) > end || ip->version != 4 || ip->ihl != 5)
 			return 0;
 		packet->source.words[2] = packet->destination.words[2] = MAPPED_PREFIX;
 		packet->source.words[3] = ip->saddr;
 		packet->destination.words[3] = ip->daddr;
 		packet->is_last_hop = ip->ttl <= 1;
-		packet->is_fragment = ip->frag_off & __builtin_bswap16(NOT_WHOLE);
 		packet->protocol = ip->protocol;
-		packet->header = sizeof(*ip);
-		return 1;
+		packet->headers = sizeof(*ip);
+		packet->id = ip->id;
+		if (ip->frag_off & ORDER16(FRAGMENT_OFFSET))
+			packet->fragment = LATER_FRAGMENT;
+		else if (ip->frag_off & ORDER16(MORE_FRAGMENTS))
+			packet->fragment = FIRST_FRAGMENT;
+		return packet->protocol == TCP || packet->protocol == UDP;
 	}
 	struct ipv6hdr *ip = (void *)(frame + 1);
-	if (skb->protocol != __builtin_bswap16(ETH_P_IPV6) || (void *)(ip + 1) > end || ip->version != 6 ||
-	    (ip->nexthdr != TCP && ip->nexthdr != UDP))
+	if (skb->protocol != ORDER16(ETH_P_IPV6) || (void *)(ip + 1) > end || ip->version != 6)
 		return 0;
 	__builtin_memcpy(&packet->source, &ip->saddr, sizeof(struct address));
 	__builtin_memcpy(&packet->destination, &ip->daddr, sizeof(struct address));
 	packet->is_six = 1;
 	packet->is_last_hop = ip->hop_limit <= 1;
 	packet->protocol = ip->nexthdr;
-	packet->header = sizeof(*ip);
-	return 1;
+	packet->headers = sizeof(*ip);
+	if (ip->nexthdr == NEXT_FRAGMENT) {
+		struct fragment6 *fragment = (void *)(ip + 1);
+		if ((void *)(fragment + 1) > end)
+			return 0;
+		packet->protocol = fragment->next;
+		packet->headers += sizeof(*fragment);
+		packet->id = fragment->id;
+		packet->fragment = fragment->place & ORDER16(FRAGMENT6_OFFSET) ? LATER_FRAGMENT : FIRST_FRAGMENT;
+	}
+	return packet->protocol == TCP || packet->protocol == UDP;
 }
 
 /* Whether the node's routes lead to the sender by the way that the packet has come; then it is remembered. */
@@ -118,8 +131,10 @@ INLINE int check_source(struct __sk_buff *skb, const struct packet *packet, cons
 	return !map_update(&pods, &packet->source, &pod, BPF_ANY);
 }
 
-/* The device that the packet comes from, if its sender is what it says. */
-INLINE struct pod_device *find_sender(struct __sk_buff *skb, const struct ethhdr *frame, const struct packet *packet)
+/* The device that the packet comes from, if its sender is what it says. `goes_on`: a part of a flow of which the network of the node
+ * has seen nothing. It would take it for a new one, so what was last known of the sender is enough. */
+INLINE struct pod_device *find_sender(struct __sk_buff *skb, const struct ethhdr *frame, const struct packet *packet,
+				      int goes_on)
 {
 	__u32 number = skb->ifindex;
 	struct pod_device *device = map_lookup(&pod_devices, &number);
@@ -128,9 +143,10 @@ INLINE struct pod_device *find_sender(struct __sk_buff *skb, const struct ethhdr
 		return 0;
 	__u64 now = coarse_now_ns();
 	struct pod *from = map_lookup(&pods, &packet->source);
-	int is_known = from && from->device == number && is_same_address(from->own_address, frame->h_source) &&
-		       now - from->checked_ns < CHECK_AFTER;
-	if (is_known || check_source(skb, packet, device, frame, now))
+	int is_known = from && from->device == number && is_same_address(from->own_address, frame->h_source);
+	if (is_known && now - from->checked_ns < CHECK_AFTER)
+		return device;
+	if (check_source(skb, packet, device, frame, now) || (is_known && goes_on))
 		return device;
 	leave(LEFT_SOURCE);
 	return 0;
@@ -146,7 +162,7 @@ INLINE void take_hop(struct ethhdr *frame, const struct packet *packet)
 	}
 	struct iphdr *ip = (void *)(frame + 1);
 	/* The TTL is the first byte of its pair, and one less there is one more in the checksum. */
-	__u32 sum = (__u32)ip->check + __builtin_bswap16(0x0100);
+	__u32 sum = (__u32)ip->check + ORDER16(0x0100);
 	ip->check = (__u16)(sum + (sum >= 0xffff));
 	ip->ttl -= 1;
 }
@@ -182,8 +198,9 @@ INLINE int read_transport(struct __sk_buff *skb, struct ethhdr *frame, const str
 {
 	void *end = (void *)(long)skb->data_end;
 	__u8 *header = (void *)(frame + 1);
-	header += packet->is_six ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
-	if (packet->is_fragment || (void *)(header + 8) > end)
+	/* A multiple of 4 and small, which the verifier has to see. */
+	header += packet->headers & 0x3c;
+	if ((void *)(header + 8) > end)
 		return 0;
 	transport->source = *(__be16 *)header;
 	transport->destination = *(__be16 *)(header + 2);
@@ -196,15 +213,44 @@ INLINE int read_transport(struct __sk_buff *skb, struct ethhdr *frame, const str
 	return 1;
 }
 
-/* What direct return knows about packets of this client to this pod. */
-INLINE struct direct_reply *find_reply(const struct packet *packet, const struct transport *transport)
+INLINE struct fragment_key fragment_of(const struct packet *packet)
 {
+	return (struct fragment_key){
+		.source = packet->source,
+		.destination = packet->destination,
+		.id = packet->id,
+		.protocol = packet->protocol,
+	};
+}
+
+/* What a packet to an outside client is. */
+enum reply {
+	NO_REPLY,
+	/* A flow of direct return that has begun in the network of the node, and stays there. */
+	BY_NODE,
+	/* One of which this network has seen nothing. */
+	BY_DEVICE,
+};
+
+INLINE enum reply find_reply(struct __sk_buff *skb, struct ethhdr *frame, const struct packet *packet,
+			     struct transport *transport)
+{
+	if (packet->fragment == LATER_FRAGMENT) {
+		struct fragment_key fragment = fragment_of(packet);
+		return map_lookup(&pod_fragments, &fragment) ? BY_DEVICE : NO_REPLY;
+	}
+	if (!read_transport(skb, frame, packet, transport))
+		return NO_REPLY;
+
 	struct direct_key back = {
 		.client = {.address = packet->destination, .port = transport->destination},
 		.other = {.address = packet->source, .port = transport->source},
 		.protocol = packet->protocol,
 	};
-	return map_lookup(&direct_replies, &back);
+	struct direct_reply *reply = map_lookup(&direct_replies, &back);
+	if (!reply)
+		return NO_REPLY;
+	return reply->is_handed_over ? BY_DEVICE : BY_NODE;
 }
 
 /* To the client, by the node's routes. The program at that device gives the reply the address of the Service. */
@@ -220,7 +266,7 @@ INLINE int to_client(struct __sk_buff *skb, struct ethhdr *frame, const struct p
 	};
 	/* Of a segment, where the kernel has joined several. */
 	if (skb->gso_size)
-		route.tot_len = packet->header + transport->size + skb->gso_size;
+		route.tot_len = packet->headers + transport->size + skb->gso_size;
 	if (packet->is_six) {
 		route.family = FAMILY_IPV6;
 		__builtin_memcpy(route.ipv6_src, &packet->source, sizeof(struct address));
@@ -237,6 +283,11 @@ INLINE int to_client(struct __sk_buff *skb, struct ethhdr *frame, const struct p
 		return leave(LEFT_LIMIT);
 	struct bpf_redir_neigh next = {.nh_family = route.family};
 	__builtin_memcpy(next.ipv6_nh, route.ipv6_dst, sizeof(next.ipv6_nh));
+	if (packet->fragment == FIRST_FRAGMENT) {
+		struct fragment_key fragment = fragment_of(packet);
+		__u32 is_known = 1;
+		map_update(&pod_fragments, &fragment, &is_known, BPF_ANY);
+	}
 	take_hop(frame, packet);
 	leave(HANDED_TO_CLIENT);
 	return (int)redirect_neigh(device, &next, sizeof(next), 0);
@@ -252,15 +303,13 @@ SEC("classifier") int keelson_pods(struct __sk_buff *skb)
 	if (!network || !network->is_on || !is_in(network, &packet.source))
 		return TC_ACT_UNSPEC;
 	if (is_in(network, &packet.destination))
-		return find_sender(skb, frame, &packet) ? to_pod(skb, frame, &packet) : TC_ACT_UNSPEC;
+		return find_sender(skb, frame, &packet, 0) ? to_pod(skb, frame, &packet) : TC_ACT_UNSPEC;
 	struct transport transport = {};
-	if (!read_transport(skb, frame, &packet, &transport))
-		return TC_ACT_UNSPEC;
-	struct direct_reply *reply = find_reply(&packet, &transport);
+	enum reply reply = find_reply(skb, frame, &packet, &transport);
 	/* By its replies, the pod is known to the next client. */
-	struct pod_device *device = reply ? find_sender(skb, frame, &packet) : 0;
-	/* A flow that has begun in the network of the node stays there. */
-	if (!reply || !device || !reply->is_handed_over)
+	struct pod_device *device =
+		reply != NO_REPLY ? find_sender(skb, frame, &packet, reply == BY_DEVICE) : 0;
+	if (reply != BY_DEVICE || !device)
 		return TC_ACT_UNSPEC;
 	return to_client(skb, frame, &packet, &transport, device->router);
 }

@@ -29,6 +29,30 @@ MAP(pods, BPF_MAP_TYPE_LRU_HASH, struct address, struct pod, 1, 0);
 #define FAMILY_IPV4 2
 #define FAMILY_IPV6 10
 
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define ORDER16(value) ((__u16)__builtin_bswap16(value))
+#else
+#define ORDER16(value) ((__u16)(value))
+#endif
+
+#define MORE_FRAGMENTS 0x2000
+#define FRAGMENT_OFFSET 0x1fff
+#define FRAGMENT6_OFFSET 0xfff8
+#define NEXT_FRAGMENT 44
+
+enum fragment {
+	WHOLE,
+	FIRST_FRAGMENT,
+	LATER_FRAGMENT,
+};
+
+/* The header of a fragment of IPv6. */
+struct fragment6 {
+	__u8 next, zero;
+	__be16 place;
+	__u32 id;
+};
+
 /* A pod that has not sent anything for as long as this is not known any more. */
 #define KNOWN_FOR NANOSECONDS
 

@@ -5,7 +5,7 @@
 #include "packet.h"
 
 /* A client that uses one port for two addresses of Services would be one flow for an endpoint of both. The second one does not
- * get the endpoint before the first one was idle for as long as this. */
+ * get the endpoint before the first one has ended, or was idle for as long as this. */
 #define CLAIM_NS (60 * NANOSECONDS)
 #define ATTEMPTS 4
 
@@ -14,18 +14,24 @@
 INLINE int may_claim(const struct direct_key *back, const struct endpoint *service)
 {
 	struct direct_reply *known = map_lookup(&direct_replies, back);
-	return !known || is_same(&known->service, service) || coarse_now_ns() - known->used_ns > CLAIM_NS;
+	return !known || known->ended == ENDED || is_same(&known->service, service) ||
+	       coarse_now_ns() - known->used_ns > CLAIM_NS;
 }
 
-/* Remembers it. 0: there is no memory. */
-INLINE int claim(const struct direct_key *back, const struct endpoint *service, __u32 is_handed_over)
+/* Remembers it. 0: there is no memory, or replies are of another flow by now. */
+INLINE int claim(const struct packet *packet, const struct direct_key *back, const struct endpoint *service,
+		 __u16 is_handed_over)
 {
 	struct direct_reply *known = map_lookup(&direct_replies, back);
 	if (known && is_same(&known->service, service)) {
 		known->used_ns = coarse_now_ns();
 		known->is_handed_over = is_handed_over;
+		known->ended = packet->is_first ? 0 : known->ended | ended(packet, ENDED_BY_CLIENT);
 		return 1;
 	}
+	/* A late packet of a flow that had the endpoint before. */
+	if (known && !packet->is_first && known->ended != ENDED)
+		return 0;
 	struct direct_reply reply = {
 		.used_ns = coarse_now_ns(), .service = *service, .is_handed_over = is_handed_over};
 	return !map_update(&direct_replies, back, &reply, BPF_ANY);
@@ -87,12 +93,13 @@ INLINE int choose(const struct direct_key *key, const struct direct_flow *known,
 }
 
 /* Remembers both directions. 0: there is no memory; then nothing is remembered. */
-INLINE int remember(const struct direct_key *key, const struct direct_flow *known, const struct direct_flow *flow)
+INLINE int remember(const struct packet *packet, const struct direct_key *key, const struct direct_flow *known,
+		    const struct direct_flow *flow)
 {
 	struct direct_key back = back_of(key, &flow->endpoint);
 	int is_new = !known || !is_same(&known->endpoint, &flow->endpoint) || known->number != flow->number;
 	int differs = is_new || known->is_handed_over != flow->is_handed_over;
-	if (!claim(&back, &key->other, flow->is_handed_over) ||
+	if (!claim(packet, &back, &key->other, flow->is_handed_over) ||
 	    (differs && map_update(&direct_flows, key, flow, BPF_ANY))) {
 		count(LEFT_FULL);
 		return 0;

@@ -46,7 +46,7 @@ INLINE void take_notice(void *ctx, enum hook hook, struct packet *packet)
 		count(LEFT_NOTICE);
 		return;
 	}
-	if (!claim(&back, &packet->service, 0)) {
+	if (!claim(packet, &back, &packet->service, 0)) {
 		count(LEFT_FULL);
 		return;
 	}
@@ -108,7 +108,7 @@ INLINE enum verdict send_on(void *ctx, enum hook hook, struct packet *packet, co
 		count(LEFT_UNROUTED);
 		return LEAVE;
 	}
-	if (!remember(key, known, flow))
+	if (!remember(packet, key, known, flow))
 		return LEAVE;
 	how.is_routed = is_sent;
 	if (rewrite(ctx, hook, packet, &how, to)) {
@@ -145,7 +145,7 @@ INLINE enum verdict hand_on(void *ctx, enum hook hook, struct packet *packet, co
 		to = find_pod(ctx, packet, &flow->endpoint);
 	if (packet->is_first)
 		flow->is_handed_over = to != 0;
-	if (!remember(key, known, flow))
+	if (!remember(packet, key, known, flow))
 		return LEAVE;
 	struct rewrite how = {.side = DESTINATION, .is_routed = to != 0};
 	if (rewrite(ctx, hook, packet, &how, &flow->endpoint))

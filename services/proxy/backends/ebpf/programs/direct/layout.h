@@ -26,8 +26,14 @@ struct direct_reply {
 	/* The address of the Service that replies show. */
 	struct endpoint service;
 	/* As of the flow. */
-	__u32 is_handed_over;
+	__u16 is_handed_over;
+	/* Who has ended the connection of TCP. */
+	__u16 ended;
 };
+
+#define ENDED_BY_CLIENT 1
+#define ENDED_BY_ENDPOINT 2
+#define ENDED 3
 
 /* Fragments of a reply: those after the first one have no ports. */
 struct fragment_key {

@@ -11,12 +11,6 @@
 
 #include "maps.h"
 
-#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-#define ORDER16(value) ((__u16)__builtin_bswap16(value))
-#else
-#define ORDER16(value) ((__u16)(value))
-#endif
-
 enum hook {
 	AT_TC,
 	AT_XDP,
@@ -24,11 +18,7 @@ enum hook {
 
 #define IPV4_HEADER 20
 #define IPV6_HEADER 40
-#define NEXT_FRAGMENT 44
 #define NEXT_OPTIONS 60
-#define MORE_FRAGMENTS 0x2000
-#define FRAGMENT_OFFSET 0x1fff
-
 /* The notice: an IPv4 option or an IPv6 destination option that tells the endpoint's node which address the client has sent to.
  * Their types are those for experiments (RFC 4727): copied to fragments, and skipped by who does not know it. */
 struct notice4 {
@@ -52,12 +42,6 @@ struct notice6 {
 #define NOTICE4_TYPE 158
 #define NOTICE6_TYPE 0x1e
 
-enum fragment {
-	WHOLE,
-	FIRST_FRAGMENT,
-	LATER_FRAGMENT,
-};
-
 struct packet {
 	struct endpoint source;
 	struct endpoint destination;
@@ -79,6 +63,9 @@ struct packet {
 	__u8 has_options;
 	/* May begin a flow: a SYN without ACK, or a datagram. */
 	__u8 is_first;
+	/* Of TCP: the sender sends no more, or nobody does. */
+	__u8 has_fin;
+	__u8 has_rst;
 	/* The header of IPv4 with a notice, or that of IPv6. */
 	union {
 		__u32 words[10];
@@ -142,7 +129,15 @@ INLINE void set_mapped(struct address *address, __be32 four)
 	address->words[3] = four;
 }
 
-/* Ports, and whether a flow may begin. 0: the header does not fit. */
+/* What a packet of this side ends. */
+INLINE __u16 ended(const struct packet *packet, __u16 side)
+{
+	if (packet->has_rst)
+		return ENDED;
+	return packet->has_fin ? side : 0;
+}
+
+/* Ports, and whether a flow may begin or end. 0: the header does not fit. */
 INLINE int read_transport(void *ctx, enum hook hook, struct packet *packet)
 {
 	__u32 before = packet->transport - ETH_HLEN;
@@ -164,6 +159,8 @@ INLINE int read_transport(void *ctx, enum hook hook, struct packet *packet)
 		return 0;
 	/* SYN of the flags FIN, SYN, RST and ACK. */
 	packet->is_first = (flags[1] & 0x17) == 0x02;
+	packet->has_fin = flags[1] & 0x01;
+	packet->has_rst = !!(flags[1] & 0x04);
 	packet->headers = before + (flags[0] >> 4) * 4;
 	return flags[0] >> 4 >= 5 && (packet->fragment || packet->headers <= packet->length);
 }
@@ -221,14 +218,10 @@ INLINE int read_ipv6(void *ctx, enum hook hook, __u32 frame, struct packet *pack
 	__builtin_memcpy(&packet->source.address, &header->saddr, sizeof(struct address));
 	__builtin_memcpy(&packet->destination.address, &header->daddr, sizeof(struct address));
 	if (header->nexthdr == NEXT_FRAGMENT) {
-		struct {
-			__u8 next, zero;
-			__be16 place;
-			__u32 id;
-		} fragment;
+		struct fragment6 fragment;
 		if (load(ctx, hook, packet->transport, &fragment, sizeof(fragment)))
 			return 0;
-		packet->fragment = fragment.place & ORDER16(0xfff8) ? LATER_FRAGMENT : FIRST_FRAGMENT;
+		packet->fragment = fragment.place & ORDER16(FRAGMENT6_OFFSET) ? LATER_FRAGMENT : FIRST_FRAGMENT;
 		packet->id = fragment.id;
 		packet->protocol = fragment.next;
 		packet->transport += sizeof(fragment);

@@ -78,6 +78,9 @@ pub(crate) enum KernelError {
     Print,
 }
 
+/// First words of the lines that end the log of the verifier.
+const STATISTICS: [&str; 3] = ["verification time", "stack depth", "processed"];
+
 impl KernelError {
     /// An administrator has to act.
     pub(crate) const fn is_fatal(&self) -> bool {
@@ -135,10 +138,12 @@ impl KernelError {
 
     pub(crate) fn program(program: &'static str, error: &ProgramError) -> Self {
         match error {
-            // The log is long; its last lines say why. Without some rights, the verifier refuses what it accepts otherwise.
+            // The log is long; the last lines before its statistics say why. Without some rights, the verifier refuses what it
+            // accepts otherwise.
             ProgramError::LoadError { io_error, verifier_log } => {
                 let log = verifier_log.to_string();
-                let lines: Vec<&str> = log.lines().rev().take(3).collect();
+                let is_statistic = |line: &&str| STATISTICS.iter().any(|first| line.starts_with(first));
+                let lines: Vec<&str> = log.lines().rev().skip_while(is_statistic).take(3).collect();
                 let last = lines.into_iter().rev().collect::<Vec<_>>().join("; ");
                 let reason =
                     if last.is_empty() { io_error.to_string() } else { format!("{io_error} ({last})") };

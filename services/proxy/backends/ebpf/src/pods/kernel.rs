@@ -17,7 +17,9 @@ use keelson_proxy::model::Family;
 
 use super::{
     devices::PodDevice,
-    layout::{COUNTERS, DEVICES, LAYOUT, NETWORKS, POD_MAPS, PodCounter, device_value, network_value},
+    layout::{
+        COUNTERS, DEVICES, FRAGMENTS, LAYOUT, NETWORKS, POD_MAPS, PodCounter, device_value, network_value,
+    },
 };
 use crate::{
     kernel::{
@@ -27,11 +29,11 @@ use crate::{
     layout::REPLIES,
 };
 
-/// `shares`: with the programs of direct return; otherwise nothing is in their map.
+/// `shares`: with the programs of direct return; otherwise there are no replies to clients.
 pub(crate) fn usual_sizes(shares: bool) -> Sizes {
     let mut sizes: Sizes = POD_MAPS.iter().map(|map| (map.name, map.max_entries)).collect();
     if !shares {
-        sizes.insert(REPLIES.name, 1);
+        sizes.extend([(REPLIES.name, 1), (FRAGMENTS, 1)]);
     }
     sizes
 }

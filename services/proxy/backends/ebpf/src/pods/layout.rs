@@ -14,14 +14,16 @@ pub(crate) const LAYOUT: u32 = 1;
 
 pub(crate) const DEVICES: &str = "pod_devices";
 pub(crate) const NETWORKS: &str = layout::POD_NETWORKS.name;
+pub(crate) const FRAGMENTS: &str = "pod_fragments";
 pub(crate) const COUNTERS: &str = "pod_counters";
 
 /// All maps of the object.
-pub(crate) const POD_MAPS: [MapDefinition; 6] = [
+pub(crate) const POD_MAPS: [MapDefinition; 7] = [
     map(DEVICES, 4, 12, 1_024),
     layout::POD_NETWORKS,
     layout::PODS,
     map(COUNTERS, 4, 8, PodCounter::ALL.len() as u32),
+    map(FRAGMENTS, 40, 4, 4_096),
     layout::DEVICES,
     layout::REPLIES,
 ];
@@ -117,6 +119,7 @@ mod tests {
             (NETWORKS, "__u32", "struct pod_network"),
             (layout::PODS.name, "struct address", "struct pod"),
             (COUNTERS, "__u32", "__u64"),
+            (FRAGMENTS, "struct fragment_key", "__u32"),
             (layout::DEVICES.name, "__u32", "struct device"),
             (layout::REPLIES.name, "struct direct_key", "struct direct_reply"),
         ];

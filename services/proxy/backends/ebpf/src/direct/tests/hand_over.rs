@@ -78,11 +78,13 @@ fn talk(world: &World, protocol: Protocol, to: SocketAddr) {
     });
 }
 
+fn counted(pods: &Pods, label: &str) -> u64 {
+    pods.counters().iter().find(|decisions| decisions.label == label).unwrap().total
+}
+
 /// Packets to the pod and to clients that were handed over.
 fn counts(cluster: &Cluster<'_>, pods: &Pods) -> [u64; 2] {
-    let to_client =
-        pods.counters().iter().find(|decisions| decisions.label == "handed_to_client").unwrap().total;
-    [cluster.counted(0)["packet_handed_over"], to_client]
+    [cluster.counted(0)["packet_handed_over"], counted(pods, "handed_to_client")]
 }
 
 fn state(cluster: &Cluster<'_>, pods: &Pods) -> String {
@@ -147,6 +149,54 @@ fn large_contents_arrive_whole() {
                 assert!(sent == received, "contents differ");
             });
             assert!(counts(&cluster, &pods).iter().all(|count| *count > 50), "{}", state(&cluster, &pods));
+        });
+    }
+}
+
+/// The node would take later ones for something new: conntrack puts datagrams together, and has not seen the flow begin.
+#[test]
+fn datagrams_in_fragments_arrive_whole() {
+    for family in [0, 1] {
+        in_world(|world| {
+            let (_cluster, pods) = start(world, Protocol::Udp, family);
+            fence(world);
+            wake(world, family);
+            world.client.run(|| {
+                let socket = udp_socket(at(NODES[0][family], NODE_PORT));
+                for length in [2_000, 20_000, 3] {
+                    let answer = exchange(&socket, &length.to_string());
+                    assert!(answer.len() > length && answer.starts_with("pod0 "), "{} bytes", answer.len());
+                }
+            });
+            assert!(counted(&pods, "handed_to_client") > 15, "{:?}", pods.features());
+        });
+    }
+}
+
+/// Network plugins masquerade what begins at a pod and leaves the node. Part of a flow that the network of the node has not seen
+/// begin must not look like that.
+#[test]
+fn a_forgotten_neighbour_breaks_no_connection() {
+    for family in [0, 1] {
+        in_world(|world| {
+            let (cluster, pods) = start(world, Protocol::Tcp, family);
+            let (word, network) = (["ip", "ip6"][family], NETWORKS[family]);
+            for command in [
+                "add table inet plugin",
+                "add chain inet plugin postrouting { type nat hook postrouting priority 100; }",
+                &format!("add rule inet plugin postrouting {word} saddr {network} oifname eth0 masquerade"),
+            ] {
+                world.nodes[0].command("nft", command);
+            }
+            wake(world, family);
+            let (mut stream, _) = world.client.run(|| connect(at(NODES[0][family], NODE_PORT)));
+            for pause in [400, 1_500, 400, 600] {
+                ping(&mut stream);
+                world.nodes[0].ip("neigh flush dev pod");
+                thread::sleep(Duration::from_millis(pause));
+                ping(&mut stream);
+            }
+            assert!(counts(&cluster, &pods).iter().all(|count| *count > 5), "{}", state(&cluster, &pods));
         });
     }
 }

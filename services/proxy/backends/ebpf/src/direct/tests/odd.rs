@@ -211,6 +211,38 @@ fn two_addresses_with_one_port_of_the_client_are_two_flows() {
     });
 }
 
+/// Both sides have ended it, or one has broken it off.
+#[test]
+fn a_connection_that_has_ended_leaves_its_port_to_another_address() {
+    in_world(|world| {
+        let mut cluster = Cluster::new(world, DirectReturnHook::Tc, small_sizes());
+        serve_all(world, Protocol::Tcp, 0);
+        cluster.serve(Protocol::Tcp, 0, &[0]);
+        let addresses = [at(NODES[0][0], NODE_PORT), at(EXTERNAL[0], 80)];
+        for (number, to) in addresses.into_iter().cycle().take(3).enumerate() {
+            world.client.run(|| {
+                let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+                socket.set_reuse_address(true).unwrap();
+                socket.bind(&at(CLIENT[0], 7_000).into()).unwrap();
+                socket.set_read_timeout(Some(ANSWER)).unwrap();
+                socket
+                    .connect_timeout(&to.into(), ANSWER)
+                    .unwrap_or_else(|error| panic!("{number}: {error}"));
+                let mut stream = TcpStream::from(socket);
+                assert_eq!(read_line(&mut stream), format!("pod0 {}:7000", CLIENT[0]));
+                if number == 0 {
+                    socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
+                } else {
+                    stream.shutdown(std::net::Shutdown::Write).unwrap();
+                    assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+                }
+            });
+        }
+        let counted = cluster.counted(0);
+        assert_eq!((counted["left_no_endpoint"], counted["left_full"]), (0, 0), "{counted:?}");
+    });
+}
+
 /// More flows than the maps remember: the oldest are forgotten, and nothing else.
 #[test]
 fn full_maps_forget_the_oldest_flows() {

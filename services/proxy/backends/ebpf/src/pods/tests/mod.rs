@@ -245,7 +245,8 @@ fn without_a_network_nothing_is_handed_over() {
         world.serve(1);
         world.node.run(|| pods.set_network(Family::V4, None)).unwrap();
         assert_eq!(handed_over(&pods, || world.talk(0, 1, 0, Protocol::Tcp)), 0);
-        assert!(handed_over(&pods, || world.talk(0, 1, 1, Protocol::Tcp)) > EXCHANGES);
+        // Of TCP, some packets that end a connection might come later.
+        assert!(handed_over(&pods, || world.talk(0, 1, 1, Protocol::Udp)) > EXCHANGES);
         // Pods of other networks.
         world.node.run(|| pods.set_network(Family::V4, "10.245.0.0/16".parse().ok())).unwrap();
         assert_eq!(handed_over(&pods, || world.talk(0, 1, 0, Protocol::Udp)), 0);

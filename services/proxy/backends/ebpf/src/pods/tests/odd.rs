@@ -23,8 +23,7 @@ fn fragments_are_handed_over() {
                         (0..10).for_each(|_| exchange_bytes(&socket, 5_000));
                     });
                 });
-                // IPv6 has its ports behind another header, where the program does not look.
-                assert_eq!(count > 40, family == 0, "{layout:?} {family}: {count}");
+                assert!(count > 40, "{layout:?} {family}: {count}");
             }
         });
     }
