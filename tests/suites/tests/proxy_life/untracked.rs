@@ -4,8 +4,8 @@ use crate::common::{LONG, TestEnv, ensure_contains, eventually_slow};
 use crate::ebpf::pins;
 use crate::model::{Service, pool};
 use anyhow::{Context as _, Result, bail, ensure};
-use keelson_cluster::net::plan::{BRIDGE, LOCALS, NODE, local};
-use keelson_cluster::net::{Family, KeelsonProxyOptions, Outcome, Transport};
+use keelson_cluster::net::plan::{BRIDGE, LOCALS, NODE, NODE_NETWORKS, local};
+use keelson_cluster::net::{Family, KeelsonProxyOptions, NetClient, Outcome, Transport};
 use keelson_harness::peers;
 use keelson_harness::util::PATIENCE;
 use std::fs;
@@ -68,7 +68,16 @@ fn tracked(env: &TestEnv, ip: IpAddr) -> Result<Vec<String>> {
 
 /// The source address that an endpoint saw.
 async fn asks(env: &TestEnv, to: SocketAddr, transport: Transport, valid: &[SocketAddr]) -> Result<IpAddr> {
-    match env.world.pod().ask(to, transport, PATIENCE).await? {
+    asks_from(&env.world.pod(), to, transport, valid).await
+}
+
+async fn asks_from(
+    client: &NetClient,
+    to: SocketAddr,
+    transport: Transport,
+    valid: &[SocketAddr],
+) -> Result<IpAddr> {
+    match client.ask(to, transport, PATIENCE).await? {
         Outcome::Answered { by, source } if valid.contains(&by) => Ok(source),
         other => bail!("{to} by {transport:?}: {other:?}"),
     }
@@ -154,9 +163,15 @@ async fn handed(env: &TestEnv) -> Result<Option<u64>> {
     if !state.contains(&format!("pod devices: program at {} devices", LOCALS + 1)) {
         return Ok(None);
     }
-    let text = state.split(" packets handed over").next().unwrap_or_default();
+    count(&state, "packets handed over,").map(Some)
+}
+
+/// The number before these words.
+fn count(state: &str, what: &str) -> Result<u64> {
+    let (text, _) =
+        state.split_once(&format!(" {what}")).with_context(|| format!("no {what:?} in {state}"))?;
     let number = text.rsplit(' ').next().unwrap_or_default();
-    Ok(Some(number.parse().with_context(|| format!("{number:?} in {state}"))?))
+    number.parse().with_context(|| format!("{number:?} in {state}"))
 }
 
 async fn wait_until_handed_over(env: &TestEnv) -> Result<u64> {
@@ -195,6 +210,64 @@ async fn packets_between_pods_of_the_node_are_handed_over() -> Result<()> {
         env.wait_for_exact_services(&services).await?;
         ensure!(!pins(&env)?.iter().any(|path| path.display().to_string().contains("pods-")));
         ask_all(&env, &services, is_pod).await?;
+    }
+    Ok(())
+}
+
+/// With direct return: a kill and a restart under a connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn packets_of_outside_clients_are_handed_over() -> Result<()> {
+    let services: Vec<Service> = (20..)
+        .zip(Family::ALL)
+        .map(|(number, family)| {
+            let mut service = Service::new(number, family, &[local(1).at(family, 8080)]);
+            service.transports = TRANSPORTS.to_vec();
+            service.expose();
+            service
+        })
+        .collect();
+    let direct = |env: &TestEnv| {
+        handed_over(env)
+            .set("proxy.ebpf_direct_return_devices", "eth0")
+            .set("proxy.ebpf_direct_return_nodes", NODE_NETWORKS.join(","))
+    };
+    let mut env = started(&services, direct).await?;
+    wait_until_handed_over(&env).await?;
+    let client = env.world.client();
+    let at = |service: &Service| -> Result<SocketAddr> {
+        Ok(NODE.at(service.family, service.node_port.context("it has a node port")?))
+    };
+    // By its replies the pod is known to the next client.
+    asks_from(&client, at(&services[0])?, Transport::Tcp, &services[0].endpoints).await?;
+    let mut flow = client.open(at(&services[0])?, Transport::Tcp)?;
+    let mut before = [0, 0];
+    for killed in [false, true] {
+        if killed {
+            env.proxy.kill9()?;
+        }
+        for service in &services {
+            for transport in TRANSPORTS.into_iter().cycle().take(24) {
+                let source = asks_from(&client, at(service)?, transport, &service.endpoints).await?;
+                ensure!(source == client.ip(service.family), "{transport:?}: the source is {source}");
+            }
+        }
+        let answer = flow.ask(PATIENCE).await?;
+        ensure!(matches!(answer, Outcome::Answered { .. }), "killed {killed}: {answer:?}");
+        if killed {
+            env.proxy.start_again(env.world.node()).await?;
+        }
+        wait_until_handed_over(&env).await?;
+        let state = env.state().await?.to_string();
+        let after = [
+            count(&state, "packets handed over to the devices of endpoints")?,
+            count(&state, "replies of direct return handed over")?,
+        ];
+        // 24 connections of TCP and as many exchanges of UDP.
+        ensure!(
+            after.iter().zip(before).all(|(after, before)| *after > before + 72),
+            "{before:?}, {after:?}"
+        );
+        before = after;
     }
     Ok(())
 }

@@ -193,13 +193,29 @@ struct transport {
 	__u32 size;
 };
 
+/* With constants alone: the verifier allows no other arithmetic with pointers without CAP_PERFMON. */
+INLINE __u8 *after_ip(struct ethhdr *frame, const struct packet *packet)
+{
+	__u8 *header = (void *)(frame + 1);
+	if (!packet->is_six) {
+		header += sizeof(struct iphdr);
+		/* The compiler does not put the branches together. */
+		asm volatile("" : "+r"(header));
+	} else if (packet->fragment == WHOLE) {
+		header += sizeof(struct ipv6hdr);
+		asm volatile("" : "+r"(header));
+	} else {
+		header += sizeof(struct ipv6hdr) + sizeof(struct fragment6);
+		asm volatile("" : "+r"(header));
+	}
+	return header;
+}
+
 INLINE int read_transport(struct __sk_buff *skb, struct ethhdr *frame, const struct packet *packet,
 			  struct transport *transport)
 {
 	void *end = (void *)(long)skb->data_end;
-	__u8 *header = (void *)(frame + 1);
-	/* A multiple of 4 and small, which the verifier has to see. */
-	header += packet->headers & 0x3c;
+	__u8 *header = after_ip(frame, packet);
 	if ((void *)(header + 8) > end)
 		return 0;
 	transport->source = *(__be16 *)header;

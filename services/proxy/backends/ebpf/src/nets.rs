@@ -101,6 +101,18 @@ impl Net {
     }
 }
 
+/// Whether an ignored test of this program passes with these capabilities alone.
+pub(crate) fn passes_with(capabilities: &[&str], test: &str) -> bool {
+    let set: String = capabilities.iter().map(|name| format!(",+{name}")).collect();
+    let mut command = Command::new("setpriv");
+    command.args([format!("--bounding-set=-all{set}"), format!("--inh-caps=-all{set}")]);
+    command.arg(std::env::current_exe().unwrap()).args(["--ignored", "--exact", test]);
+    let done = command.output().unwrap();
+    let text = String::from_utf8_lossy(&done.stdout);
+    assert!(text.contains("running 1 test"), "{test}: {text}{}", String::from_utf8_lossy(&done.stderr));
+    done.status.success()
+}
+
 /// Runs something on a thread with mounts of its own.
 pub(crate) fn in_mounts<T: Send>(test: impl FnOnce() -> T + Send) -> T {
     let inside = || {

@@ -63,7 +63,7 @@ struct packet {
 	__u8 has_options;
 	/* May begin a flow: a SYN without ACK, or a datagram. */
 	__u8 is_first;
-	/* Of TCP: the sender sends no more, or nobody does. */
+	/* Of TCP: FIN and RST. */
 	__u8 has_fin;
 	__u8 has_rst;
 	/* The header of IPv4 with a notice, or that of IPv6. */

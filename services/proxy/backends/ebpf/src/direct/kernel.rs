@@ -235,7 +235,7 @@ impl DirectKernel {
     }
 }
 
-fn load(pins: Option<&Path>, sizes: &Sizes) -> Result<Ebpf, KernelError> {
+pub(super) fn load(pins: Option<&Path>, sizes: &Sizes) -> Result<Ebpf, KernelError> {
     let mut loaded = programs::load_object(programs::direct_object()?, &DIRECT_MAPS, pins, sizes)?;
     devices::load(&mut loaded, &[Hook::In, Hook::Out, Hook::Xdp])?;
     Ok(loaded)

@@ -21,6 +21,7 @@ use nix::{
 
 use super::*;
 use crate::{
+    nets::passes_with,
     plan::NodeFacts,
     sockets::{Sockets, usual_capacity},
     testing::service_port,
@@ -217,4 +218,16 @@ fn in_the_vm() {
         ])
         .status();
     assert!(ended.expect("tests/vm/run.sh").success(), "the tests in the VM failed");
+}
+
+#[test]
+#[ignore = "another test runs it with few rights"]
+fn the_programs_load() {
+    programs::load(None, &usual_sizes()).unwrap();
+}
+
+/// As docs/ebpf.md says.
+#[test]
+fn two_capabilities_are_enough() {
+    assert!(passes_with(&["bpf", "net_admin"], "kernel::tests::the_programs_load"));
 }

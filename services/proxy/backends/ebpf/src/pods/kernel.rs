@@ -229,7 +229,7 @@ impl PodsKernel {
     }
 }
 
-fn load(pins: Option<&Path>, sizes: &Sizes) -> Result<Ebpf, KernelError> {
+pub(super) fn load(pins: Option<&Path>, sizes: &Sizes) -> Result<Ebpf, KernelError> {
     let mut loaded = programs::load_object(programs::pods_object()?, &POD_MAPS, pins, sizes)?;
     devices::load(&mut loaded, &[Hook::Pods])?;
     Ok(loaded)

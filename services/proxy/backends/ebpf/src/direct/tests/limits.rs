@@ -101,3 +101,17 @@ fn replies_in_fragments_are_complete_when_the_map_is_full() {
         });
     });
 }
+
+#[test]
+#[ignore = "another test runs it with few rights"]
+fn the_programs_load() {
+    super::kernel::load(None, &usual_sizes(true)).unwrap();
+}
+
+/// As docs/ebpf.md says.
+#[test]
+fn one_capability_is_needed_besides() {
+    let test = "direct::tests::limits::the_programs_load";
+    assert!(!passes_with(&["bpf", "net_admin"], test));
+    assert!(passes_with(&["bpf", "net_admin", "perfmon"], test));
+}

@@ -159,3 +159,15 @@ fn devices_without_room_and_those_of_no_pod_are_named() {
         world.talk(0, 2, 0, Protocol::Tcp);
     });
 }
+
+#[test]
+#[ignore = "another test runs it with few rights"]
+fn the_program_loads() {
+    super::kernel::load(None, &usual_sizes(true)).unwrap();
+}
+
+/// As docs/ebpf.md says.
+#[test]
+fn two_capabilities_are_enough() {
+    assert!(passes_with(&["bpf", "net_admin"], "pods::tests::life::the_program_loads"));
+}

@@ -16,7 +16,8 @@ use keelson_proxy::{addresses::LocalAddresses, model::Protocol};
 
 use super::*;
 use crate::nets::{
-    Net, at, connect, exchange, in_mounts, mount_bpf, read_line, serve_tcp, serve_udp, udp_socket,
+    Net, at, connect, exchange, in_mounts, mount_bpf, passes_with, read_line, serve_tcp, serve_udp,
+    udp_socket,
 };
 
 mod life;
