@@ -13,7 +13,8 @@
 //! as a second plan with maps of its own. What they leave arrives at the packet level as well.
 //!
 //! Another one are *pod devices* (`pods`, docs/decisions/0082): a program that hands packets between pods of the node over, where no
-//! packet between them needs the tables.
+//! packet between them needs the tables. With direct return at tc, it hands replies to outside clients over as well, and direct return
+//! their packets (docs/decisions/0083); `kernel` has the maps that both share.
 //!
 //! The modules, each of which uses those below it: [`Ebpf`] (driver) and `EbpfBackend`; `explain` and `print`; `sockets` (the
 //! socket level, and how it is synced) and `stale` (UDP sockets of endpoints that are gone); `plan` (what is wanted);

@@ -183,8 +183,8 @@ INLINE int is_icmp(const struct packet *packet)
 	return packet->protocol == (packet->is_six ? ICMP6 : ICMP);
 }
 
-/* What becomes of a packet that arrives. `frame`, `kind`: as of read_network; `segment`: as of from_client. */
-/* `pod`: where the packet is handed over, if it is. */
+/* What becomes of a packet that arrives. `frame`, `kind`: as of read_network; `segment`: as of from_client; `pod`: where it is
+ * handed over, if it is. */
 INLINE enum verdict arrived(void *ctx, enum hook hook, __u32 frame, __be16 kind, __u32 device, __u32 segment,
 			    struct work *work, struct pod **pod)
 {

@@ -47,19 +47,29 @@ impl Direct {
         let placed = context.plan.placed(question.target.family(), &port.name);
         let endpoints = placed.map_or(&[][..], |placed| placed.endpoints(kind));
         let of_nftables = std::mem::take(&mut explanation.ways);
+        let by_device = self.hands_over.then(|| {
+            "pod devices: to an endpoint of this node by its device, and back in the same way, if the pod has sent something in the \
+             second before"
+                .to_owned()
+        });
         let direct = of_nftables.first().map(|way| pb::Way {
             from: format!("{} at {devices}", way.from),
             verdict: "forwarded".into(),
             masqueraded: false,
             endpoints: endpoints.iter().map(ToString::to_string).collect(),
-            steps: vec![
+            steps: [
                 format!("direct return: program {}", self.program()),
                 format!("map {}: {frontend} : set {set}", MapName::Frontends.as_str()),
                 format!("map {}: one at random, for each flow", MapName::Slots.as_str()),
+            ]
+            .into_iter()
+            .chain(by_device)
+            .chain([
                 "the endpoint's node answers the client; fragments, IPv4 options and clients in the cluster are left to \
                  nftables"
                     .to_owned(),
-            ],
+            ])
+            .collect(),
         });
         let elsewhere = of_nftables.into_iter().map(|mut way| {
             way.steps.insert(

@@ -50,6 +50,8 @@ pub(crate) struct Direct {
     unsuitable: Vec<String>,
     max_networks: usize,
     max_devices: usize,
+    /// Packets to pods of this node go to their devices, as far as pod devices know these.
+    hands_over: bool,
     /// Devices for which the map has no room.
     left_devices: Vec<String>,
 }
@@ -76,6 +78,7 @@ impl Direct {
         is_enabled: [bool; 2],
     ) -> Result<Self, KernelError> {
         let maps = sizes.clone().unwrap_or_else(|| usual_sizes(false));
+        let hands_over = shared.is_some();
         let pod_networks = match &options.detect_local {
             DetectLocal::ClusterCidr(networks) => networks.clone(),
             _ => Vec::new(),
@@ -102,6 +105,7 @@ impl Direct {
             unsuitable: Vec::new(),
             max_networks: max_networks(size(&maps, NETWORKS)),
             max_devices: size(&maps, DEVICES),
+            hands_over,
             left_devices: Vec::new(),
         };
         direct.set_networks();

@@ -1,6 +1,11 @@
 //! With pod devices: packets of clients go to the device of the pod, and its replies to that of the client, past the network of
 //! the node.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
 use keelson_proxy::addresses::LocalAddresses;
 
 use super::*;
@@ -41,9 +46,34 @@ fn start<'a>(world: &'a World, protocol: Protocol, family: usize) -> (Cluster<'a
     (cluster, pods)
 }
 
-/// The pod sends something, which tells where it is.
-fn wake(world: &World, family: usize) {
-    world.pods[0].run(|| udp_socket(at(GATEWAYS[0][family], 9)).send(b"0").unwrap());
+/// The pod sends something all the time, which tells where it is.
+struct Awake {
+    ends: Arc<AtomicBool>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Awake {
+    fn new(world: &World, family: usize) -> Self {
+        let ends = Arc::new(AtomicBool::new(false));
+        let end = ends.clone();
+        let socket = world.pods[0].run(|| udp_socket(at(GATEWAYS[0][family], 9)));
+        socket.send(b"0").unwrap();
+        let thread = thread::spawn(move || {
+            while !end.load(Ordering::Relaxed) {
+                // Without a server there, some are refused.
+                let _ = socket.send(b"0");
+                thread::sleep(Duration::from_millis(50));
+            }
+        });
+        Self { ends, thread: Some(thread) }
+    }
+}
+
+impl Drop for Awake {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        let _ = self.thread.take().map(thread::JoinHandle::join);
+    }
 }
 
 /// The rules of the node drop all that passes them on its way through the node.
@@ -98,8 +128,8 @@ fn conversations_skip_the_network_of_the_node() {
             in_world(|world| {
                 let (cluster, pods) = start(world, protocol, family);
                 fence(world);
+                let _awake = Awake::new(world, family);
                 for to in [at(NODES[0][family], NODE_PORT), at(EXTERNAL[family], 80)] {
-                    wake(world, family);
                     talk(world, protocol, to);
                 }
                 let counts = counts(&cluster, &pods);
@@ -120,7 +150,7 @@ fn each_packet_loses_a_hop_in_both_directions() {
                 net.command("nft", "add chain inet hops input { type filter hook input priority 0; }");
                 net.command("nft", &format!("add rule inet hops input udp {port} {field} != 63 drop"));
             }
-            wake(world, family);
+            let _awake = Awake::new(world, family);
             talk(world, Protocol::Udp, at(NODES[0][family], NODE_PORT));
         });
     }
@@ -134,7 +164,7 @@ fn large_contents_arrive_whole() {
             let (cluster, pods) = start(world, Protocol::Tcp, family);
             world.nodes[0].ip(&format!("route add {} dev eth0 mtu 1400", CLIENT[family]));
             fence(world);
-            wake(world, family);
+            let _awake = Awake::new(world, family);
             world.client.run(|| {
                 let (mut stream, _) = connect(at(NODES[0][family], NODE_PORT));
                 let sent: Vec<u8> =
@@ -160,7 +190,7 @@ fn datagrams_in_fragments_arrive_whole() {
         in_world(|world| {
             let (_cluster, pods) = start(world, Protocol::Udp, family);
             fence(world);
-            wake(world, family);
+            let _awake = Awake::new(world, family);
             world.client.run(|| {
                 let socket = udp_socket(at(NODES[0][family], NODE_PORT));
                 for length in [2_000, 20_000, 3] {
@@ -188,7 +218,7 @@ fn a_forgotten_neighbour_breaks_no_connection() {
             ] {
                 world.nodes[0].command("nft", command);
             }
-            wake(world, family);
+            let _awake = Awake::new(world, family);
             let (mut stream, _) = world.client.run(|| connect(at(NODES[0][family], NODE_PORT)));
             for pause in [400, 1_500, 400, 600] {
                 ping(&mut stream);
@@ -210,13 +240,13 @@ fn a_connection_to_an_idle_pod_stays_in_the_network_of_the_node() {
         let (mut first, _) = world.client.run(|| connect(to));
         (0..EXCHANGES).for_each(|_| ping(&mut first));
         assert_eq!(counts(&cluster, &pods), [0, 0], "{}", state(&cluster, &pods));
-        talk(world, Protocol::Tcp, to);
-        ping(&mut first);
-        assert!(
-            counts(&cluster, &pods).iter().all(|count| *count >= EXCHANGES),
-            "{}",
-            state(&cluster, &pods)
-        );
+        // A slow machine may let more than a second pass between a reply and the next client.
+        let is_handed_over = (0..20).any(|_| {
+            ping(&mut first);
+            talk(world, Protocol::Tcp, to);
+            counts(&cluster, &pods).iter().all(|count| *count >= EXCHANGES)
+        });
+        assert!(is_handed_over, "{}", state(&cluster, &pods));
         assert!(cluster.counted(0)["packet_here"] > EXCHANGES);
     });
 }
@@ -226,7 +256,7 @@ fn a_connection_to_an_idle_pod_stays_in_the_network_of_the_node() {
 fn it_ends_with_that_between_pods() {
     in_world(|world| {
         let (cluster, mut pods) = start(world, Protocol::Tcp, 0);
-        wake(world, 0);
+        let _awake = Awake::new(world, 0);
         let (mut stream, _) = world.client.run(|| connect(at(NODES[0][0], NODE_PORT)));
         (0..EXCHANGES).for_each(|_| ping(&mut stream));
         let before = counts(&cluster, &pods);
@@ -242,7 +272,7 @@ fn a_restart_of_both_keeps_connections() {
     in_world(|world| {
         let (mut cluster, mut pods) = start(world, Protocol::Tcp, 0);
         fence(world);
-        wake(world, 0);
+        let _awake = Awake::new(world, 0);
         let (mut stream, _) = world.client.run(|| connect(at(NODES[0][0], NODE_PORT)));
         ping(&mut stream);
         cluster.restart(0);
@@ -287,7 +317,7 @@ fn removed_maps_are_shared_again() {
                 world.nodes[0].run(|| pods.check()).unwrap();
             }
             fence(world);
-            wake(world, 0);
+            let _awake = Awake::new(world, 0);
             talk(world, Protocol::Tcp, at(NODES[0][0], NODE_PORT));
             assert!(
                 counts(&cluster, &pods).iter().all(|count| *count >= EXCHANGES),
