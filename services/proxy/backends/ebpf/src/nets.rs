@@ -101,8 +101,18 @@ impl Net {
     }
 }
 
-/// Whether an ignored test of this program passes with these capabilities alone.
-pub(crate) fn passes_with(capabilities: &[&str], test: &str) -> bool {
+/// Loads programs with the rights that docs/ebpf.md asks for. `test`: an ignored one, which loads them.
+pub(crate) fn check_rights(test: &str) {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    match run_with(&["bpf", "net_admin"], test) {
+        Err(text) if release.starts_with("6.1.") => assert!(text.contains("CAP_PERFMON"), "{text}"),
+        result => result.unwrap(),
+    }
+    run_with(&["bpf", "net_admin", "perfmon"], test).unwrap();
+}
+
+/// Runs an ignored test of this program with these capabilities alone. The error is what it printed.
+pub(crate) fn run_with(capabilities: &[&str], test: &str) -> Result<(), String> {
     let set: String = capabilities.iter().map(|name| format!(",+{name}")).collect();
     let mut command = Command::new("setpriv");
     command.args([format!("--bounding-set=-all{set}"), format!("--inh-caps=-all{set}")]);
@@ -110,7 +120,7 @@ pub(crate) fn passes_with(capabilities: &[&str], test: &str) -> bool {
     let done = command.output().unwrap();
     let text = String::from_utf8_lossy(&done.stdout);
     assert!(text.contains("running 1 test"), "{test}: {text}{}", String::from_utf8_lossy(&done.stderr));
-    done.status.success()
+    if done.status.success() { Ok(()) } else { Err(text.into_owned()) }
 }
 
 /// Runs something on a thread with mounts of its own.

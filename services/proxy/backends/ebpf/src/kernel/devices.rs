@@ -31,12 +31,7 @@ pub(crate) fn load(loaded: &mut Ebpf, hooks: &[Hook]) -> Result<(), KernelError>
             Hook::Xdp => xdp(loaded)?.load(),
             Hook::In | Hook::Out | Hook::Pods => classifier(loaded, *hook)?.load(),
         };
-        done.map_err(|error| match KernelError::program(hook.program(), &error) {
-            KernelError::NotPermitted(reason) if *hook != Hook::Pods => KernelError::NotPermitted(format!(
-                "{reason} (direct return needs CAP_PERFMON or CAP_SYS_ADMIN besides)"
-            )),
-            error => error,
-        })?;
+        done.map_err(|error| KernelError::program(hook.program(), &error))?;
     }
     Ok(())
 }

@@ -138,18 +138,21 @@ impl KernelError {
 
     pub(crate) fn program(program: &'static str, error: &ProgramError) -> Self {
         match error {
-            // The log is long; the last lines before its statistics say why. Without some rights, the verifier refuses what it
-            // accepts otherwise.
+            // The log is long; the last lines before its statistics say why.
             ProgramError::LoadError { io_error, verifier_log } => {
                 let log = verifier_log.to_string();
                 let is_statistic = |line: &&str| STATISTICS.iter().any(|first| line.starts_with(first));
                 let lines: Vec<&str> = log.lines().rev().skip_while(is_statistic).take(3).collect();
                 let last = lines.into_iter().rev().collect::<Vec<_>>().join("; ");
-                let reason =
-                    if last.is_empty() { io_error.to_string() } else { format!("{io_error} ({last})") };
                 match is_refused(io_error) {
-                    true => Self::NotPermitted(format!("cannot load {program}: {reason}")),
-                    false => Self::Program { program, reason },
+                    true if last.is_empty() => {
+                        Self::NotPermitted(format!("cannot load {program}: {io_error}"))
+                    }
+                    // Without the capability, it refuses what it accepts otherwise.
+                    true => Self::NotPermitted(format!(
+                        "cannot load {program}: {io_error} ({last}); the verifier may need CAP_PERFMON or CAP_SYS_ADMIN besides"
+                    )),
+                    false => Self::Program { program, reason: format!("{io_error} ({last})") },
                 }
             }
             error => Self::Program { program, reason: chain(error) },

@@ -21,7 +21,7 @@ use nix::{
 
 use super::*;
 use crate::{
-    nets::passes_with,
+    nets::check_rights,
     plan::NodeFacts,
     sockets::{Sockets, usual_capacity},
     testing::service_port,
@@ -226,8 +226,7 @@ fn the_programs_load() {
     programs::load(None, &usual_sizes()).unwrap();
 }
 
-/// As docs/ebpf.md says.
 #[test]
-fn two_capabilities_are_enough() {
-    assert!(passes_with(&["bpf", "net_admin"], "kernel::tests::the_programs_load"));
+fn the_rights_of_the_documentation_are_enough() {
+    check_rights("kernel::tests::the_programs_load");
 }

@@ -34,8 +34,8 @@ use crate::{
     kernel::{find_pins, remove_pins},
     layout::{PODS as KNOWN_PODS, REPLIES},
     nets::{
-        ANSWER, Net, at, connect, exchange, in_mounts, mount_bpf, passes_with, read_line, serve_tcp,
-        serve_udp, udp_socket,
+        ANSWER, Net, at, connect, exchange, in_mounts, mount_bpf, read_line, run_with, serve_tcp, serve_udp,
+        udp_socket,
     },
     pods,
     testing::{options, service_port},

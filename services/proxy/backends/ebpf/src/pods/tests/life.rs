@@ -166,8 +166,7 @@ fn the_program_loads() {
     super::kernel::load(None, &usual_sizes(true)).unwrap();
 }
 
-/// As docs/ebpf.md says.
 #[test]
-fn two_capabilities_are_enough() {
-    assert!(passes_with(&["bpf", "net_admin"], "pods::tests::life::the_program_loads"));
+fn the_rights_of_the_documentation_are_enough() {
+    check_rights("pods::tests::life::the_program_loads");
 }

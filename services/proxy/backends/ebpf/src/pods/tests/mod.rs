@@ -16,7 +16,7 @@ use keelson_proxy::{addresses::LocalAddresses, model::Protocol};
 
 use super::*;
 use crate::nets::{
-    Net, at, connect, exchange, in_mounts, mount_bpf, passes_with, read_line, serve_tcp, serve_udp,
+    Net, at, check_rights, connect, exchange, in_mounts, mount_bpf, read_line, serve_tcp, serve_udp,
     udp_socket,
 };
 
