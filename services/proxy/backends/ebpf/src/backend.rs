@@ -18,7 +18,7 @@ use keelson_proxy::{
     conntrack::UdpFrontend,
     explain::Question,
     model::{Family, ServicePort},
-    options::{DetectLocal, DirectReturnHook, NodeConfig, Options},
+    options::{DetectLocal, NodeConfig, Options},
 };
 
 use crate::{
@@ -67,9 +67,7 @@ impl EbpfBackend {
     ) -> Result<Self, BackendError> {
         let is_enabled = Family::ALL.map(|family| packets.disabled_reason(family).is_none());
         let (mut of_direct, mut of_pods) = (None, None);
-        // XDP hands nothing over to devices of pods.
-        let is_tc = options.ebpf.direct_return.as_ref().is_some_and(|own| own.hook == DirectReturnHook::Tc);
-        if kernel.is_some() && is_tc && !options.ebpf.pod_devices.is_empty() {
+        if kernel.is_some() && direct::hands_over(options) {
             of_direct = Some(Shared::with(direct::maps_folder(&direct::usual_sizes(true))?));
             of_pods = Some(Shared::with(pods::maps_folder(&pods::usual_sizes(true))?));
         }

@@ -13,7 +13,7 @@ use keelson_proxy::{
     backend::{Access, Driver},
     explain::Source,
     model::{Endpoint, Protocol},
-    options::{Detector, DirectReturnHook, DirectReturnOptions},
+    options::{Detector, DirectReturnHook, DirectReturnOptions, EbpfOptions},
 };
 
 use super::*;
@@ -63,8 +63,12 @@ fn backend(port: ServicePort) -> Box<dyn Backend> {
 }
 
 fn backend_with(port: ServicePort, direct_return: Option<DirectReturnOptions>) -> Box<dyn Backend> {
+    backend_of(port, EbpfOptions { direct_return, ..EbpfOptions::default() })
+}
+
+fn backend_of(port: ServicePort, ebpf: EbpfOptions) -> Box<dyn Backend> {
     let mut settings = options(&["10.244.0.0/16"]);
-    settings.ebpf.direct_return = direct_return;
+    settings.ebpf = ebpf;
     settings.node_port_addresses = NodePortAddresses::Cidrs(Vec::new());
     let mut backend = Ebpf.open(&settings, Access::Print).unwrap();
     backend.set_addresses(&LOCAL.map(|ip| ip.parse().unwrap()));
@@ -153,6 +157,20 @@ fn direct_return() -> Option<DirectReturnOptions> {
         hook: DirectReturnHook::Xdp,
         nodes: vec!["10.0.0.0/24".parse().unwrap()],
     })
+}
+
+#[test]
+fn packets_that_are_handed_over_to_pods_are_explained() {
+    let local: Vec<IpAddr> = LOCAL.map(|ip| ip.parse().unwrap()).into();
+    let question = Question::new(NP.parse().unwrap(), Source::Outside).unwrap();
+    for (hook, expected) in [(DirectReturnHook::Tc, true), (DirectReturnHook::Xdp, false)] {
+        let direct_return = direct_return().map(|own| DirectReturnOptions { hook, ..own });
+        let pod_devices = vec![InterfacePattern::parse("veth*")];
+        let ebpf = EbpfOptions { direct_return, pod_devices, ..EbpfOptions::default() };
+        let ways = backend_of(web(), ebpf).explain(&question, &local).ways;
+        let step = "pod devices: to an endpoint of this node by its device";
+        assert_eq!(ways[0].steps.iter().any(|text| text.starts_with(step)), expected, "{ways:?}");
+    }
 }
 
 #[test]

@@ -19,7 +19,7 @@ use ipnet::IpNet;
 use keelson_proxy::{
     addresses::{Interface, matching},
     model::Family,
-    options::{DetectLocal, Detector, DirectReturnOptions, NodeConfig, Options},
+    options::{DetectLocal, Detector, DirectReturnHook, DirectReturnOptions, NodeConfig, Options},
 };
 use nix::ifaddrs::getifaddrs;
 
@@ -78,7 +78,7 @@ impl Direct {
         is_enabled: [bool; 2],
     ) -> Result<Self, KernelError> {
         let maps = sizes.clone().unwrap_or_else(|| usual_sizes(false));
-        let hands_over = shared.is_some();
+        let hands_over = hands_over(options);
         let pod_networks = match &options.detect_local {
             DetectLocal::ClusterCidr(networks) => networks.clone(),
             _ => Vec::new(),
@@ -235,6 +235,12 @@ impl Direct {
         let of_pods = self.pod_networks.iter().chain(self.detected.iter().flatten());
         self.options.nodes.iter().chain(of_pods).any(|network| network.contains(&ip))
     }
+}
+
+/// Whether packets to pods of this node go to their devices. XDP sends nothing there.
+pub(crate) fn hands_over(options: &Options) -> bool {
+    let own = options.ebpf.direct_return.as_ref();
+    own.is_some_and(|own| own.hook == DirectReturnHook::Tc) && !options.ebpf.pod_devices.is_empty()
 }
 
 fn size(sizes: &Sizes, map: &str) -> usize {
