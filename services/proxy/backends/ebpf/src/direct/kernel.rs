@@ -217,12 +217,6 @@ impl DirectKernel {
         self.shared.as_ref().map_or(Ok(false), |shared| shared.differs(&self.maps_folder))
     }
 
-    fn missing(&self) -> Result<Vec<(Hook, u32)>, KernelError> {
-        devices::missing(&self.links_folder, &self.wanted())
-    }
-}
-
-impl DirectKernel {
     /// Takes the maps of pod devices; what is attached uses others.
     fn join(&mut self) -> Result<(), KernelError> {
         self.loaded = None;
@@ -232,6 +226,10 @@ impl DirectKernel {
         }
         self.maps = Some(DirectMaps::open(&self.maps_folder)?);
         Ok(())
+    }
+
+    fn missing(&self) -> Result<Vec<(Hook, u32)>, KernelError> {
+        devices::missing(&self.links_folder, &self.wanted())
     }
 }
 

@@ -327,3 +327,28 @@ fn removed_maps_are_shared_again() {
         });
     }
 }
+
+/// The check of the side whose pin it is finds out, and loads its programs with the map of the other side.
+#[test]
+fn a_removed_pin_is_shared_again() {
+    for (prefix, pin) in [("direct-maps-", "pods"), ("pods-maps-", "direct_replies")] {
+        in_world(|world| {
+            let (mut cluster, mut pods) = start(world, Protocol::Tcp, 0);
+            let pins = world.nodes[0].run(|| find_pins().unwrap());
+            let folder = pins.iter().find(|folder| folder.to_string_lossy().contains(prefix)).unwrap();
+            fs::remove_file(folder.join(pin)).unwrap();
+            match prefix {
+                "direct-maps-" => drop(life::check(&mut cluster, 0)),
+                _ => world.nodes[0].run(|| {
+                    assert!(pods.begin_check().unwrap(), "something is missing");
+                    pods.check().unwrap();
+                    assert!(!pods.begin_check().unwrap(), "{:?}", pods.features());
+                }),
+            }
+            assert!(folder.join(pin).exists());
+            fence(world);
+            let _awake = Awake::new(world, 0);
+            talk(world, Protocol::Tcp, at(NODES[0][0], NODE_PORT));
+        });
+    }
+}

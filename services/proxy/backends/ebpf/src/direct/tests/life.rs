@@ -32,7 +32,7 @@ fn traffic_goes_on_without_a_process_and_a_restart_keeps_flows() {
 }
 
 /// A check, as the proxy does it.
-fn check(cluster: &mut Cluster<'_>, n: usize) -> keelson_proxy::backend::Outcome {
+pub(super) fn check(cluster: &mut Cluster<'_>, n: usize) -> keelson_proxy::backend::Outcome {
     let level = &mut cluster.levels[n];
     cluster.world.nodes[n].run(|| {
         assert!(level.begin_check(Family::V4, Instant::now()).unwrap(), "something is missing");
