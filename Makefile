@@ -110,13 +110,11 @@ containerd-check: ## the suites of image pulls with containerd 1.7 in place of 1
 	@tests/peers/build.sh containerd-1.7
 	@KEELSON_TEST_CONTAINERD=1.7 CARGO="$(CARGO)" scripts/test.sh --retries 0 -E 'test(/debian16::/)'
 
-# System calls are slow there: minutes of processor time.
-VM_CHECK = test(=in_one_process_with_ebpf_in_the_vm) or (package(keelson-proxy-ebpf) and test(/in_the_vm$$/)) or test(=ipvs::in_one_process_with_ipvs)
-
+# System calls are slow there: minutes of processor time. Which tests: .config/nextest.toml.
 vm-check: ## in a virtual machine: backend ebpf on its oldest kernel (Linux 6.1, without JIT), and the life of a proxy with the backend ipvs
 	@scripts/install-packages.sh test
 	@tests/peers/build.sh etcd kubernetes
-	@CARGO="$(CARGO)" scripts/test.sh --ignore-default-filter -E '$(VM_CHECK)'
+	@CARGO="$(CARGO)" scripts/test.sh --profile vm
 
 # Mode ipvs makes very many system calls: with Linux 6.1 the suite does not end in half an hour (tests/vm/kernel.sh).
 conformance-kube-proxy: ## the suite of service proxies against the real kube-proxy instead of keelson, in modes nftables, iptables and ipvs

@@ -205,6 +205,7 @@ fn in_the_vm() {
     let runner = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../../tests/vm/run.sh");
     let program = std::env::current_exe().unwrap();
     let ended = Command::new(runner)
+        .env("KEELSON_VM_TIMEOUT", "1800")
         .arg(program)
         .args([
             "--test-threads=1",
