@@ -34,7 +34,7 @@ struct frontend_key {
 /* Names a set of endpoints: a service port by its number, and which of its sets. */
 struct set_key {
 	__u32 number;
-	/* 0: all endpoints, 1: those on this node. */
+	/* 0: all endpoints, 1: those on this node. Frontends of direct return have other bits besides. */
 	__u32 kind;
 };
 

@@ -11,8 +11,8 @@ use std::{
 use keelson_proxy::model::{Family, Protocol};
 
 use crate::layout::{
-    Address, FrontendKey, MEMBER_HERE, MEMBER_SERVES, MapName, MemberKey, SetKey, SetKind, SetValue,
-    SlotValue,
+    Address, FrontendKey, MEMBER_HERE, MEMBER_SERVES, MapName, MemberKey, RangeKey, SetKey, SetKind,
+    SetValue, SlotValue,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub(crate) enum Element {
     Frontend(FrontendKey, SetKey),
     /// The value is 1.
     NodeAddress(Address, u32),
+    /// The value is 1.
+    Range(RangeKey, u32),
 }
 
 /// Keys alone. Slots are not deleted: nothing leads to one that no set has.
@@ -32,6 +34,7 @@ pub(crate) enum Key {
     Set(SetKey),
     Frontend(FrontendKey),
     NodeAddress(Address),
+    Range(RangeKey),
 }
 
 impl Element {
@@ -43,6 +46,7 @@ impl Element {
             Self::Set(key, _) => Some(Key::Set(*key)),
             Self::Frontend(key, _) => Some(Key::Frontend(*key)),
             Self::NodeAddress(key, _) => Some(Key::NodeAddress(*key)),
+            Self::Range(key, _) => Some(Key::Range(*key)),
         }
     }
 }
@@ -58,12 +62,12 @@ impl Change {
     const fn rank(&self) -> u8 {
         match self {
             Self::Put(Element::Slot(..)) => 0,
-            Self::Put(Element::Member(..)) => 1,
+            Self::Put(Element::Member(..) | Element::Range(..)) => 1,
             Self::Put(Element::Set(..)) => 2,
             Self::Put(Element::Frontend(..) | Element::NodeAddress(..)) => 3,
             Self::Delete(Key::Frontend(_) | Key::NodeAddress(_)) => 4,
             Self::Delete(Key::Set(_)) => 5,
-            Self::Delete(Key::Member(_)) => 6,
+            Self::Delete(Key::Member(_) | Key::Range(_)) => 6,
         }
     }
 
@@ -82,6 +86,7 @@ impl Change {
             Self::Put(Element::Set(..)) | Self::Delete(Key::Set(_)) => MapName::Sets,
             Self::Put(Element::Frontend(..)) | Self::Delete(Key::Frontend(_)) => MapName::Frontends,
             Self::Put(Element::NodeAddress(..)) | Self::Delete(Key::NodeAddress(_)) => MapName::NodeAddresses,
+            Self::Put(Element::Range(..)) | Self::Delete(Key::Range(_)) => MapName::SourceRanges,
         }
     }
 }
@@ -98,6 +103,7 @@ pub(crate) struct Contents {
     pub(crate) sets: BTreeMap<SetKey, SetValue>,
     pub(crate) frontends: BTreeMap<FrontendKey, SetKey>,
     pub(crate) node_addresses: BTreeMap<Address, u32>,
+    pub(crate) ranges: BTreeMap<RangeKey, u32>,
 }
 
 /// The lowest bit of a number tells its family.
@@ -113,6 +119,7 @@ impl Contents {
             Element::Set(key, value) => drop(self.sets.insert(key, value)),
             Element::Frontend(key, value) => drop(self.frontends.insert(key, value)),
             Element::NodeAddress(key, value) => drop(self.node_addresses.insert(key, value)),
+            Element::Range(key, value) => drop(self.ranges.insert(key, value)),
         }
     }
 
@@ -144,6 +151,7 @@ impl Contents {
             Element::Set(key, value) => self.sets.get(key) == Some(value),
             Element::Frontend(key, value) => self.frontends.get(key) == Some(value),
             Element::NodeAddress(key, value) => self.node_addresses.get(key) == Some(value),
+            Element::Range(key, value) => self.ranges.get(key) == Some(value),
         }
     }
 
@@ -153,16 +161,26 @@ impl Contents {
         let sets = self.sets.keys().filter(|key| family_of(key.number) == family);
         let frontends = self.frontends.keys().filter(|key| key.address.family() == family);
         let addresses = self.node_addresses.keys().filter(|key| key.family() == family);
+        let ranges = self.ranges.keys().filter(|key| family_of(key.number) == family);
         let keys = members.copied().map(Key::Member).chain(sets.copied().map(Key::Set));
         let keys = keys.chain(frontends.copied().map(Key::Frontend));
-        keys.chain(addresses.copied().map(Key::NodeAddress)).collect()
+        let keys = keys.chain(addresses.copied().map(Key::NodeAddress));
+        keys.chain(ranges.copied().map(Key::Range)).collect()
     }
 }
 
 impl fmt::Display for SetKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = SetKind::ALL.into_iter().find(|kind| *kind as u32 == self.kind);
-        write!(f, "{} {}", self.number, kind.map_or("unknown", SetKind::as_str))
+        write!(f, "{} {}", self.number, self.set_kind().map_or("unknown", SetKind::as_str))?;
+        if self.has_ranges() { f.write_str(", in source ranges") } else { Ok(()) }
+    }
+}
+
+impl fmt::Display for RangeKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { number, bits, address } = self;
+        let mapped = if address.ip().is_ipv4() { 96 } else { 0 };
+        write!(f, "{number} {}/{}", address.ip(), bits.saturating_sub(mapped))
     }
 }
 
@@ -201,6 +219,7 @@ impl fmt::Display for Element {
             Self::Set(key, value) => write!(f, "{key} : {value}"),
             Self::Frontend(key, value) => write!(f, "{key} : {value}"),
             Self::NodeAddress(address, _) => write!(f, "{}", address.ip()),
+            Self::Range(key, _) => key.fmt(f),
         }
     }
 }
@@ -212,6 +231,7 @@ impl fmt::Display for Key {
             Self::Set(key) => key.fmt(f),
             Self::Frontend(key) => key.fmt(f),
             Self::NodeAddress(address) => address.ip().fmt(f),
+            Self::Range(key) => key.fmt(f),
         }
     }
 }

@@ -96,7 +96,7 @@ impl Context<'_> {
         set: SetKey,
         target: Target,
     ) -> pb::Way {
-        let kind = if set.kind == SetKind::Local as u32 { SetKind::Local } else { SetKind::Cluster };
+        let kind = set.set_kind().unwrap_or(SetKind::Cluster);
         let placed = self.plan.placed(target.family(), &port.name);
         let endpoints: &[Endpoint] = placed.map_or(&[], |placed| placed.endpoints(kind));
         let range = placed.and_then(|placed| placed.range(kind));

@@ -8,6 +8,7 @@ use std::{
     ops::Range,
 };
 
+use ipnet::IpNet;
 use keelson_proxy::model::{Endpoint, Family, Frontend};
 
 /// Part of the name of the folder with the pinned maps.
@@ -26,6 +27,8 @@ pub(crate) enum MapName {
     UdpReplies,
     TcpPeers,
     Counters,
+    /// Of direct return alone.
+    SourceRanges,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -46,7 +49,7 @@ pub(crate) const fn map(
     MapDefinition { name, key_size, value_size, max_entries }
 }
 
-/// In the order of [`MapName`].
+/// Those of the socket level, in the order of [`MapName`].
 pub(crate) const MAPS: [MapDefinition; 10] = [
     map("frontends", 20, 8, 262_144),
     map("sets", 8, 16, 131_072),
@@ -66,12 +69,18 @@ pub(crate) const REPLIES: MapDefinition = map("direct_replies", 44, 32, 131_072)
 pub(crate) const POD_NETWORKS: MapDefinition = map("pod_networks", 4, 36, 2);
 pub(crate) const PODS: MapDefinition = map("pods", 16, 24, 8_192);
 
+/// The source ranges of service ports, in direct return.
+pub(crate) const SOURCE_RANGES: MapDefinition = map("source_ranges", 24, 4, 65_536);
+
 /// Maps that direct return and pod devices both have, and share where both are on.
 pub(crate) const SHARED_MAPS: [MapDefinition; 4] = [DEVICES, REPLIES, POD_NETWORKS, PODS];
 
 impl MapName {
     pub(crate) const fn as_str(self) -> &'static str {
-        MAPS[self as usize].name
+        match self {
+            Self::SourceRanges => SOURCE_RANGES.name,
+            _ => MAPS[self as usize].name,
+        }
     }
 }
 
@@ -200,13 +209,29 @@ impl SetKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct SetKey {
     pub(crate) number: u32,
-    /// As in the kernel: a [`SetKind`] if this program has written it.
+    /// As in the kernel: a [`SetKind`] if this program has written it, and in a frontend perhaps [`HAS_RANGES`].
     pub(crate) kind: u32,
 }
+
+/// Bit of a kind: clients outside of the source ranges are left to packets.
+pub(crate) const HAS_RANGES: u32 = 2;
 
 impl SetKey {
     pub(crate) const fn new(number: u32, kind: SetKind) -> Self {
         Self { number, kind: kind as u32 }
+    }
+
+    pub(crate) const fn with_ranges(self, has_ranges: bool) -> Self {
+        Self { kind: self.kind | if has_ranges { HAS_RANGES } else { 0 }, ..self }
+    }
+
+    pub(crate) const fn has_ranges(self) -> bool {
+        self.kind & HAS_RANGES != 0
+    }
+
+    /// `None`: another program has written it.
+    pub(crate) fn set_kind(self) -> Option<SetKind> {
+        SetKind::ALL.into_iter().find(|kind| *kind as u32 == self.kind & !HAS_RANGES)
     }
 }
 
@@ -237,6 +262,43 @@ pub(crate) struct SlotValue {
 pub(crate) struct MemberKey {
     pub(crate) number: u32,
     pub(crate) remote: Remote,
+}
+
+/// A network as a trie of the kernel has it: bits of the mapped address, and the address.
+pub(crate) fn network_key(network: IpNet) -> (u32, [u8; 16]) {
+    let mapped = match network {
+        IpNet::V4(_) => 96,
+        IpNet::V6(_) => 0,
+    };
+    let address: IpAddr = network.network();
+    (mapped + u32::from(network.prefix_len()), Address::from(address).0)
+}
+
+/// 24 bytes, of which the kernel's trie has the number of bits apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct RangeKey {
+    /// Of the service port.
+    pub(crate) number: u32,
+    /// Of the mapped address.
+    pub(crate) bits: u32,
+    pub(crate) address: Address,
+}
+
+impl RangeKey {
+    pub(crate) fn new(number: u32, range: IpNet) -> Self {
+        let (bits, address) = network_key(range);
+        Self { number, bits, address: Address(address) }
+    }
+
+    /// Bits, and the number before the address.
+    pub(crate) fn to_trie(self) -> (u32, [u8; 20]) {
+        (u32::BITS + self.bits, bytes::range(self.number, self.address))
+    }
+
+    pub(crate) fn from_trie(bits: u32, bytes: [u8; 20]) -> Self {
+        let (number, address) = bytes::of_range(bytes);
+        Self { number, bits: bits.saturating_sub(u32::BITS), address }
+    }
 }
 
 /// Bit of a member to which UDP flows may go on; the others are `1 << kind`.

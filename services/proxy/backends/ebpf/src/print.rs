@@ -25,7 +25,7 @@ impl MapsText {
     }
 
     pub(crate) fn print(&self, out: &mut dyn fmt::Write) -> fmt::Result {
-        let Contents { slots, members, sets, frontends, node_addresses } = &self.contents;
+        let Contents { slots, members, sets, frontends, node_addresses, ranges } = &self.contents;
         let mut section = |map: MapName, elements: &mut dyn Iterator<Item = Element>| {
             let mut elements = elements.peekable();
             if elements.peek().is_none() {
@@ -42,6 +42,7 @@ impl MapsText {
             MapName::Frontends,
             &mut frontends.iter().map(|(key, value)| Element::Frontend(*key, *value)),
         )?;
+        section(MapName::SourceRanges, &mut ranges.iter().map(|(key, value)| Element::Range(*key, *value)))?;
         section(MapName::Sets, &mut sets.iter().map(|(key, value)| Element::Set(*key, *value)))?;
         section(MapName::Slots, &mut slots.iter().map(|(key, value)| Element::Slot(*key, *value)))?;
         section(MapName::Members, &mut members.iter().map(|(key, bits)| Element::Member(*key, *bits)))

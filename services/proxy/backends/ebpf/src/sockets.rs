@@ -20,7 +20,7 @@ use keelson_proxy::{
 use crate::{
     elements::{Change, Contents},
     kernel::{KernelError, SocketKernel, usual_sizes},
-    layout::SlotValue,
+    layout::{SOURCE_RANGES, SlotValue},
     plan::{Capacity, Plan},
     stale::{Stale, Sweeper},
 };
@@ -72,15 +72,14 @@ pub(crate) struct Sockets {
 /// The sizes of the maps, without headroom.
 pub(crate) fn usual_capacity() -> Capacity {
     let sizes = usual_sizes();
-    let size = |name: &str| {
-        let all = sizes.get(name).copied().unwrap_or_default();
-        usize::try_from(all - all / HEADROOM).unwrap_or(usize::MAX)
-    };
+    let without_headroom = |all: u32| usize::try_from(all - all / HEADROOM).unwrap_or(usize::MAX);
+    let size = |name: &str| without_headroom(sizes.get(name).copied().unwrap_or_default());
     Capacity {
         frontends: size("frontends"),
         sets: size("sets"),
         members: size("members"),
         node_addresses: size("node_addresses"),
+        source_ranges: without_headroom(SOURCE_RANGES.max_entries),
         // Nothing is deleted there.
         slots: sizes.get("slots").copied().unwrap_or_default(),
     }

@@ -78,7 +78,12 @@ INLINE int choose(const struct direct_key *key, const struct direct_flow *known,
 		count(LEFT_INSIDE);
 		return 0;
 	}
-	__u32 bits = key->protocol == UDP ? MEMBER_SERVES : 1u << (which.kind & 1);
+	if (!is_admitted(&which, &key->client.address)) {
+		count(LEFT_RANGES);
+		return 0;
+	}
+	which.kind &= 1;
+	__u32 bits = key->protocol == UDP ? MEMBER_SERVES : 1u << which.kind;
 	if (known && known->number == which.number && is_member(which.number, &known->endpoint, bits)) {
 		*flow = *known;
 		return 1;

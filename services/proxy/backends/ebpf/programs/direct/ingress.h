@@ -31,7 +31,7 @@ INLINE int is_service_of(const struct packet *packet)
 	struct set_key *found = map_lookup(&frontends, &to);
 	if (!found && find_network(&to.address) & NETWORK_NODES)
 		found = find_node_port(&to);
-	if (!found)
+	if (!found || !is_admitted(found, &packet->source.address))
 		return 0;
 	__u32 number = found->number;
 	return is_member(number, &packet->destination, MEMBER_HERE);

@@ -49,6 +49,17 @@ struct network_key {
 	struct address address;
 };
 
+/* Key of a trie: 32 and a number of leading bits of the address. */
+struct range_key {
+	__u32 bits;
+	/* Of the service port. */
+	__u32 number;
+	struct address address;
+};
+
+/* A bit of the kind in a frontend: clients outside of the source ranges are left. */
+#define HAS_RANGES 2
+
 /* What a network has. A packet from any of them is left: its reply may take a way without these programs. */
 #define NETWORK_NODES 1
 #define NETWORK_PODS 2
@@ -83,6 +94,7 @@ enum direct_counter {
 	LEFT_UNROUTED,
 	LEFT_FULL,
 	LEFT_NOTICE,
+	LEFT_RANGES,
 	DIRECT_COUNTERS,
 };
 

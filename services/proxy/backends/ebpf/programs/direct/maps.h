@@ -23,6 +23,7 @@ static long (*const redirect)(__u32 device, __u64 flags) = (void *)BPF_FUNC_redi
 
 /* Written by the proxy. */
 MAP(networks, BPF_MAP_TYPE_LPM_TRIE, struct network_key, __u32, 1, BPF_F_NO_PREALLOC);
+MAP(source_ranges, BPF_MAP_TYPE_LPM_TRIE, struct range_key, __u32, 1, BPF_F_NO_PREALLOC);
 
 /* Written by the programs. When one is full, the kernel forgets what was used least recently. */
 MAP(direct_flows, BPF_MAP_TYPE_LRU_HASH, struct direct_key, struct direct_flow, 1, 0);
@@ -42,6 +43,15 @@ INLINE __u32 find_network(const struct address *address)
 	struct network_key key = {.bits = 128, .address = *address};
 	__u32 *found = map_lookup(&networks, &key);
 	return found ? *found : 0;
+}
+
+/* Whether the client may use a frontend, by its source ranges. */
+INLINE int is_admitted(const struct set_key *frontend, const struct address *client)
+{
+	if (!(frontend->kind & HAS_RANGES))
+		return 1;
+	struct range_key key = {.bits = 32 + 128, .number = frontend->number, .address = *client};
+	return map_lookup(&source_ranges, &key) != 0;
 }
 
 #endif

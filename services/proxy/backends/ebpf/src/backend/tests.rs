@@ -200,6 +200,27 @@ fn direct_return_is_explained_for_outside_clients() {
         all[0].contains("direct return: left to nftables, because the service port has session"),
         "{all:?}"
     );
+    let ranges = ServicePort { source_ranges: vec!["192.0.2.0/24".parse().unwrap()], ..web() };
+    let ranges = backend_with(ranges, direct_return());
+    let all = ways(ranges.as_ref(), "outside", W);
+    let from: Vec<&str> = all.iter().filter_map(|way| way.split(": ").next()).collect();
+    assert_eq!(
+        from,
+        [
+            "outside, in the source ranges (192.0.2.0/24) at no device forwarded 2",
+            "outside, in the source ranges (192.0.2.0/24) forwarded 2 +M",
+            "outside, not in the source ranges (192.0.2.0/24) dropped 0"
+        ]
+    );
+    let all = ways(ranges.as_ref(), "198.51.100.9", W);
+    assert!(all.len() == 1 && all[0].starts_with("198.51.100.9, outside dropped 0"), "{all:?}");
+    let question = Question::new(W.parse().unwrap(), Source::Outside).unwrap();
+    let local: Vec<IpAddr> = LOCAL.map(|ip| ip.parse().unwrap()).into();
+    let steps = ranges.explain(&question, &local).ways.remove(0).steps;
+    assert_eq!(steps[2], "map source_ranges: one of 1 has the client; others are left to nftables");
+    let mut text = String::new();
+    ranges.ruleset()(&mut text).unwrap();
+    assert!(text.lines().any(|line| line == "#   2 192.0.2.0/24"), "{text}");
     let mut text = String::new();
     direct.ruleset()(&mut text).unwrap();
     for line in ["# direct return, eBPF map frontends of IPv4", "#   2 10.244.0.1:8080 : cluster here"] {

@@ -13,7 +13,7 @@ use keelson_proxy::{
 use super::Direct;
 use crate::{
     explain::Context,
-    layout::{MapName, SetKind},
+    layout::{MapName, SOURCE_RANGES, SetKind},
     sockets::usual_capacity,
 };
 
@@ -43,7 +43,7 @@ impl Direct {
                 return explanation;
             }
         };
-        let kind = if set.kind == SetKind::Local as u32 { SetKind::Local } else { SetKind::Cluster };
+        let kind = set.set_kind().unwrap_or(SetKind::Cluster);
         let placed = context.plan.placed(question.target.family(), &port.name);
         let endpoints = placed.map_or(&[][..], |placed| placed.endpoints(kind));
         let of_nftables = std::mem::take(&mut explanation.ways);
@@ -52,7 +52,16 @@ impl Direct {
              second before"
                 .to_owned()
         });
-        let direct = of_nftables.first().map(|way| pb::Way {
+        // Nftables drops clients outside of the source ranges.
+        let admitted = of_nftables.iter().find(|way| way.verdict == "forwarded");
+        let by_range = set.has_ranges().then(|| {
+            format!(
+                "map {}: one of {} has the client; others are left to nftables",
+                MapName::SourceRanges.as_str(),
+                placed.map_or(0, |placed| placed.source_ranges().len())
+            )
+        });
+        let direct = admitted.map(|way| pb::Way {
             from: format!("{} at {devices}", way.from),
             verdict: "forwarded".into(),
             masqueraded: false,
@@ -60,9 +69,10 @@ impl Direct {
             steps: [
                 format!("direct return: program {}", self.program()),
                 format!("map {}: {frontend} : set {set}", MapName::Frontends.as_str()),
-                format!("map {}: one at random, for each flow", MapName::Slots.as_str()),
             ]
             .into_iter()
+            .chain(by_range)
+            .chain([format!("map {}: one at random, for each flow", MapName::Slots.as_str())])
             .chain(by_device)
             .chain([
                 "the endpoint's node answers the client; fragments, IPv4 options and clients in the cluster are left to \
@@ -94,6 +104,11 @@ impl Direct {
             fill("direct_members", usage.iter().map(|usage| usage.members).sum(), capacity.members),
             // Each family has the slots of both.
             fill("direct_slots", slots(usage[0].slots), slots(capacity.slots)),
+            fill(
+                SOURCE_RANGES.name,
+                usage.iter().map(|usage| usage.source_ranges).sum(),
+                capacity.source_ranges,
+            ),
             fill("networks", networks, self.max_networks),
             fill("devices", devices, self.max_devices),
         ]

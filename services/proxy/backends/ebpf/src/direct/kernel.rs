@@ -81,7 +81,7 @@ struct DirectMaps {
 impl DirectMaps {
     fn open(folder: &Path) -> Result<Self, KernelError> {
         Ok(Self {
-            services: ServiceMaps::open(folder)?,
+            services: ServiceMaps::open_with_ranges(folder)?,
             networks: open_named(folder, NETWORKS, Map::LpmTrie)?,
             devices: open_named(folder, DEVICES, Map::HashMap)?,
             counters: open_named(folder, COUNTERS, Map::PerCpuArray)?,

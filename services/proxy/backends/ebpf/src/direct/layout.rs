@@ -3,11 +3,7 @@
 //! Owns: the table of these maps, their sizes, and what programs count. In and out: names and bytes. Those of Services are the
 //! same as at the socket level, and are in `layout`. What changes their meaning without a change of sizes is a new [`LAYOUT`].
 
-use std::net::IpAddr;
-
-use ipnet::IpNet;
-
-use crate::layout::{self, Address, MAPS, MapDefinition, MapName, map};
+use crate::layout::{self, MAPS, MapDefinition, MapName, map};
 
 /// Part of the name of the folder with the pinned maps.
 pub(crate) const LAYOUT: u32 = 2;
@@ -19,13 +15,14 @@ pub(crate) const FRAGMENTS: &str = "reply_fragments";
 pub(crate) const COUNTERS: &str = "direct_counters";
 
 /// All maps of the object.
-pub(crate) const DIRECT_MAPS: [MapDefinition; 13] = [
+pub(crate) const DIRECT_MAPS: [MapDefinition; 14] = [
     MAPS[MapName::Frontends as usize],
     MAPS[MapName::Sets as usize],
     MAPS[MapName::Slots as usize],
     MAPS[MapName::Members as usize],
     MAPS[MapName::NodeAddresses as usize],
     map(NETWORKS, 20, 4, 16_384),
+    layout::SOURCE_RANGES,
     layout::DEVICES,
     map(FLOWS, 44, 32, 131_072),
     layout::REPLIES,
@@ -55,10 +52,11 @@ pub(crate) enum DirectCounter {
     LeftUnrouted,
     LeftFull,
     LeftNotice,
+    LeftRanges,
 }
 
 impl DirectCounter {
-    pub(crate) const ALL: [Self; 17] = [
+    pub(crate) const ALL: [Self; 18] = [
         Self::FlowHere,
         Self::FlowRemote,
         Self::PacketHere,
@@ -76,6 +74,7 @@ impl DirectCounter {
         Self::LeftUnrouted,
         Self::LeftFull,
         Self::LeftNotice,
+        Self::LeftRanges,
     ];
 
     /// The label in metrics.
@@ -98,6 +97,7 @@ impl DirectCounter {
             Self::LeftUnrouted => "left_unrouted",
             Self::LeftFull => "left_full",
             Self::LeftNotice => "left_notice",
+            Self::LeftRanges => "left_ranges",
         }
     }
 
@@ -120,6 +120,7 @@ impl DirectCounter {
             Self::LeftUnrouted => "left to nftables: no route, too large, or the TTL ends here",
             Self::LeftFull => "left to nftables: the flow could not be remembered",
             Self::LeftNotice => "notices that are not for an endpoint here",
+            Self::LeftRanges => "left to nftables: the client is outside of the source ranges",
         }
     }
 }
@@ -128,28 +129,10 @@ impl DirectCounter {
 pub(crate) const NETWORK_NODES: u32 = 1;
 pub(crate) const NETWORK_PODS: u32 = 2;
 
-/// A network as the trie of the kernel has it: bits of the mapped address, and the address.
-pub(crate) fn network_key(network: IpNet) -> (u32, [u8; 16]) {
-    let mapped = match network {
-        IpNet::V4(_) => 96,
-        IpNet::V6(_) => 0,
-    };
-    let address: IpAddr = network.network();
-    (mapped + u32::from(network.prefix_len()), Address::from(address).0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::layout::tests::assert_sizes;
-
-    #[test]
-    fn networks_of_ipv4_are_mapped() {
-        let (bits, address) = network_key("10.244.1.7/16".parse().unwrap());
-        assert_eq!((bits, address), (112, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 244, 0, 0]));
-        let (bits, address) = network_key("fd00::/56".parse().unwrap());
-        assert_eq!((bits, address[0]), (56, 0xfd));
-    }
 
     /// The compiler of the programs compares the sizes and the number of counters with [`DIRECT_MAPS`].
     #[test]
@@ -161,6 +144,7 @@ mod tests {
             ("members", "struct member_key", "__u32"),
             ("node_addresses", "struct address", "__u32"),
             (NETWORKS, "struct network_key", "__u32"),
+            (layout::SOURCE_RANGES.name, "struct range_key", "__u32"),
             (DEVICES, "__u32", "struct device"),
             (FLOWS, "struct direct_key", "struct direct_flow"),
             (layout::REPLIES.name, "struct direct_key", "struct direct_reply"),
@@ -171,7 +155,8 @@ mod tests {
         ];
         let facts = [
             format!("DIRECT_COUNTERS == {}", DirectCounter::ALL.len()),
-            format!("LEFT_NOTICE == {}", DirectCounter::LeftNotice as u32),
+            format!("LEFT_RANGES == {}", DirectCounter::LeftRanges as u32),
+            format!("HAS_RANGES == {}", layout::HAS_RANGES),
             format!("PACKET_HANDED_OVER == {}", DirectCounter::PacketHandedOver as u32),
             format!("LEFT_INSIDE == {}", DirectCounter::LeftInside as u32),
             format!("MEMBER_HERE == {}", crate::layout::MEMBER_HERE),

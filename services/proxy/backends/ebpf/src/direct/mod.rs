@@ -25,10 +25,11 @@ use nix::ifaddrs::getifaddrs;
 
 use self::{
     kernel::{Device, DirectKernel, SharedTargets},
-    layout::{DEVICES, NETWORK_NODES, NETWORK_PODS, NETWORKS, network_key},
+    layout::{DEVICES, NETWORK_NODES, NETWORK_PODS, NETWORKS},
 };
 use crate::{
     kernel::{Hook, KernelError, Shared, Sizes, SocketKernel},
+    layout::network_key,
     plan::NodeFacts,
     sockets::{Sockets, usual_capacity},
 };

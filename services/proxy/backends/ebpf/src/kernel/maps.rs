@@ -1,17 +1,20 @@
 //! The maps by their pins.
 //!
-//! Owns: [`ServiceMaps`], those of Services, which both levels of programs have; and [`Maps`], those of the socket level. In: a folder of pins, [`Change`]s. Out: elements, as they are in the kernel.
+//! Owns: [`ServiceMaps`], those of Services, which both levels of programs have (source ranges: direct return alone); and [`Maps`], those of the socket level. In: a folder of pins, [`Change`]s. Out: elements, as they are in the kernel.
 
 use std::{ops::Range, path::Path, thread, time::Duration};
 
-use aya::maps::{HashMap, Map, MapData, MapError, PerCpuArray};
+use aya::maps::{
+    HashMap, Map, MapData, MapError, PerCpuArray,
+    lpm_trie::{self, LpmTrie},
+};
 
 use super::{Decisions, KernelError, chain, slots::Slots};
 use crate::{
     elements::{Change, Contents, Element, Key},
     layout::{
-        Address, Counter, FlowKey, FlowValue, FrontendKey, Layout, MapName, MemberKey, SetKey, SetValue,
-        SlotValue,
+        Address, Counter, FlowKey, FlowValue, FrontendKey, Layout, MapName, MemberKey, RangeKey, SetKey,
+        SetValue, SlotValue,
     },
 };
 
@@ -26,6 +29,7 @@ pub(crate) struct ServiceMaps {
     slots: Slots,
     members: Hash<24, 4>,
     node_addresses: Hash<16, 4>,
+    ranges: Option<LpmTrie<MapData, [u8; 20], u32>>,
 }
 
 pub(crate) struct Maps {
@@ -72,7 +76,14 @@ impl ServiceMaps {
             slots: slots.map_err(|error| KernelError::map("use", MapName::Slots, &error))?,
             members: open(folder, MapName::Members, Map::HashMap)?,
             node_addresses: open(folder, MapName::NodeAddresses, Map::HashMap)?,
+            ranges: None,
         })
+    }
+
+    /// With the map of source ranges.
+    pub(crate) fn open_with_ranges(folder: &Path) -> Result<Self, KernelError> {
+        let ranges = Some(open(folder, MapName::SourceRanges, Map::LpmTrie)?);
+        Ok(Self { ranges, ..Self::open(folder)? })
     }
 
     /// The kernel takes elements from a small store that it fills in the background: in a burst, it may say that there is no
@@ -116,6 +127,13 @@ impl ServiceMaps {
             Change::Delete(Key::Set(key)) => present(self.sets.remove(&key.to_bytes())),
             Change::Delete(Key::Frontend(key)) => present(self.frontends.remove(&key.to_bytes())),
             Change::Delete(Key::NodeAddress(key)) => present(self.node_addresses.remove(&key.to_bytes())),
+            // The plan of the socket level has none.
+            Change::Put(Element::Range(key, value)) => {
+                self.ranges.as_mut().map_or(Ok(()), |ranges| ranges.insert(&trie_key(*key), value, 0))
+            }
+            Change::Delete(Key::Range(key)) => {
+                self.ranges.as_mut().map_or(Ok(()), |ranges| present(ranges.remove(&trie_key(*key))))
+            }
         }
     }
 
@@ -131,6 +149,11 @@ impl ServiceMaps {
         each(&self.node_addresses, MapName::NodeAddresses, |key, value| {
             contents.insert(Element::NodeAddress(Address::from_bytes(key), u32::from_bytes(value)));
         })?;
+        for entry in self.ranges.iter().flat_map(LpmTrie::iter) {
+            let (key, value) =
+                entry.map_err(|error| KernelError::map("read", MapName::SourceRanges, &error))?;
+            contents.insert(Element::Range(RangeKey::from_trie(key.prefix_len(), key.data()), value));
+        }
         each(&self.sets, MapName::Sets, |key, value| {
             contents.insert(Element::Set(SetKey::from_bytes(key), SetValue::from_bytes(value)));
         })?;
@@ -185,6 +208,11 @@ impl Maps {
         };
         Counter::ALL.into_iter().map(read).collect()
     }
+}
+
+fn trie_key(range: RangeKey) -> lpm_trie::Key<[u8; 20]> {
+    let (bits, data) = range.to_trie();
+    lpm_trie::Key::new(bits, data)
 }
 
 fn is_without_memory(error: &MapError) -> bool {

@@ -61,6 +61,15 @@ impl Layout<16> for Address {
     }
 }
 
+/// Of a trie: without its number of bits.
+pub(super) fn range(number: u32, address: Address) -> [u8; 20] {
+    Writer::new().number(number).put(&address.0).bytes
+}
+
+pub(super) fn of_range(bytes: [u8; 20]) -> (u32, Address) {
+    (number(&bytes, 0), Address(part(&bytes, 4)))
+}
+
 impl Layout<20> for Remote {
     fn to_bytes(self) -> [u8; 20] {
         Writer::new().put(&self.address.0).put(&self.port.to_be_bytes()).bytes

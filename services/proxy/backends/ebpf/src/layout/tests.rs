@@ -27,8 +27,24 @@ fn values_are_what_their_bytes_say() {
         same(FlowValue { number: 9, other: remote });
         same(FrontendKey { address: remote.address, port: 53, protocol: 17, is_node_port: true });
     }
-    same(SetKey::new(3, SetKind::Local));
+    same(SetKey::new(3, SetKind::Local).with_ranges(true));
     same(SetValue { first: 1, count: 2, affinity_seconds: 3 });
+}
+
+#[test]
+fn networks_of_ipv4_are_mapped() {
+    let (bits, address) = network_key("10.244.1.7/16".parse().unwrap());
+    assert_eq!((bits, address), (112, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 244, 0, 0]));
+    let (bits, address) = network_key("fd00::/56".parse().unwrap());
+    assert_eq!((bits, address[0]), (56, 0xfd));
+}
+
+#[test]
+fn the_bits_of_a_range_include_the_number_of_the_service_port() {
+    let range = RangeKey::new(7, "192.0.2.0/24".parse().unwrap());
+    let (bits, bytes) = range.to_trie();
+    assert_eq!((bits, RangeKey::from_trie(bits, bytes)), (32 + 96 + 24, range));
+    assert_eq!((u32::from_bytes(bytes[..4].try_into().unwrap()), bytes[16]), (7, 192));
 }
 
 #[test]

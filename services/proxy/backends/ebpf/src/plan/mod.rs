@@ -46,6 +46,7 @@ pub(crate) struct Capacity {
     pub(crate) sets: usize,
     pub(crate) members: usize,
     pub(crate) node_addresses: usize,
+    pub(crate) source_ranges: usize,
     pub(crate) slots: u32,
 }
 
@@ -67,6 +68,7 @@ struct FamilyPlan {
     /// Elements of all service ports that have a place.
     sets: usize,
     members: usize,
+    source_ranges: usize,
     changed_ports: BTreeSet<PortName>,
     changed_frontends: BTreeSet<Frontend>,
     has_adopted: bool,
@@ -99,6 +101,7 @@ pub(crate) struct Usage {
     /// Of both families.
     pub(crate) slots: u32,
     pub(crate) members: usize,
+    pub(crate) source_ranges: usize,
     /// Service ports without room.
     pub(crate) left_out: usize,
     pub(crate) node_addresses: usize,
@@ -308,6 +311,7 @@ impl Plan {
         let plan = &mut self.families[family as usize];
         plan.sets += after.sets();
         plan.members += after.members();
+        plan.source_ranges += after.source_ranges().len();
         plan.placed.insert(name.clone(), after);
     }
 
@@ -315,6 +319,7 @@ impl Plan {
         let plan = &mut self.families[family as usize];
         plan.sets -= before.sets();
         plan.members -= before.members();
+        plan.source_ranges -= before.source_ranges().len();
         self.frontends -= before.frontends();
         self.numbers.remove(&before.number);
         self.has_freed = true;
@@ -342,7 +347,8 @@ impl Plan {
         let used = |of: fn(&FamilyPlan) -> usize| self.families.iter().map(of).sum::<usize>();
         let has_room = self.frontends + after.frontends() <= self.capacity.frontends
             && used(|plan| plan.sets) + after.wanted_sets() <= self.capacity.sets
-            && used(|plan| plan.members) + after.members() <= self.capacity.members;
+            && used(|plan| plan.members) + after.members() <= self.capacity.members
+            && used(|plan| plan.source_ranges) + after.source_ranges().len() <= self.capacity.source_ranges;
         if !(has_room && self.take_ranges(&mut after, before, source)) {
             self.families[family as usize].left_out.insert(name);
             return None;
@@ -398,9 +404,10 @@ impl Plan {
     fn frontend(&self, family: Family, frontend: Frontend) -> Result<Option<SetKey>, Reason> {
         let plan = self.family(family);
         let Some((kind, name, port)) = plan.claims.owner(frontend) else { return Ok(None) };
-        let set = Policy { port, node: plan.facts_of(port) }.of(kind)?;
+        let policy = Policy { port, node: plan.facts_of(port) };
+        let set = policy.of(kind)?;
         let placed = plan.placed.get(name).ok_or(Reason::Full)?;
-        Ok(Some(SetKey::new(placed.number, set)))
+        Ok(Some(SetKey::new(placed.number, set).with_ranges(policy.has_ranges(kind))))
     }
 
     fn set_frontend(&mut self, family: Family, frontend: Frontend) -> Option<Change> {
@@ -495,6 +502,7 @@ impl Plan {
             sets: plan.sets,
             slots: self.ranges.used(),
             members: plan.members,
+            source_ranges: plan.source_ranges,
             left_out: plan.left_out.len(),
             node_addresses: plan.put_addresses.len(),
             left_addresses: plan.left_addresses,

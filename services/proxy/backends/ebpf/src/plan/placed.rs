@@ -9,6 +9,7 @@ use std::{
     time::Instant,
 };
 
+use ipnet::IpNet;
 use keelson_proxy::model::{Endpoint, Family, Frontend, Protocol, ServicePort};
 
 use super::{
@@ -18,7 +19,8 @@ use super::{
 use crate::{
     elements::{Contents, Element, family_of},
     layout::{
-        FrontendKey, MEMBER_HERE, MEMBER_SERVES, MemberKey, Remote, SetKey, SetKind, SetValue, SlotValue,
+        FrontendKey, MEMBER_HERE, MEMBER_SERVES, MemberKey, RangeKey, Remote, SetKey, SetKind, SetValue,
+        SlotValue,
     },
 };
 
@@ -34,6 +36,10 @@ pub(crate) struct Placed {
 impl Placed {
     pub(crate) fn endpoints(&self, set: SetKind) -> &[Endpoint] {
         Policy { port: &self.port, node: self.facts }.used_endpoints(set)
+    }
+
+    pub(crate) fn source_ranges(&self) -> &[IpNet] {
+        Policy { port: &self.port, node: self.facts }.used_ranges()
     }
 
     pub(crate) fn range(&self, set: SetKind) -> Option<Range> {
@@ -96,6 +102,9 @@ impl Placed {
             for (place, endpoint) in range.places().zip(self.endpoints(set)) {
                 take(Element::Slot(place, slot(*number, *endpoint)));
             }
+        }
+        for range in self.source_ranges() {
+            take(Element::Range(RangeKey::new(*number, *range), 1));
         }
         for (remote, bits) in self.member_bits() {
             take(Element::Member(MemberKey { number: *number, remote }, bits));

@@ -7,6 +7,7 @@
 //! kube-proxy. For direct return, outside clients of external addresses are. What needs
 //! the source of a packet, its translation, or an answer of the kernel (reject, drop) is left to packets.
 
+use ipnet::IpNet;
 use keelson_proxy::model::{Endpoint, FrontendKind, Protocol, ServicePort};
 
 use crate::layout::SetKind;
@@ -105,7 +106,9 @@ impl<'a> Policy<'a> {
         }
         match kind {
             FrontendKind::ClusterIp if node.is_direct_return => Err(Reason::ClusterIp),
-            FrontendKind::LoadBalancerIp if !port.source_ranges.is_empty() => Err(Reason::SourceRanges),
+            FrontendKind::LoadBalancerIp if !node.is_direct_return && self.has_ranges(kind) => {
+                Err(Reason::SourceRanges)
+            }
             _ if node.is_direct_return && port.affinity_seconds != 0 => Err(Reason::Affinity),
             _ if node.is_direct_return && port.external_local => Ok(SetKind::Local),
             FrontendKind::ClusterIp if port.internal_local => Ok(SetKind::Local),
@@ -116,6 +119,18 @@ impl<'a> Policy<'a> {
             _ if port.external_local && !node.detects_pods => Err(Reason::UnknownPods),
             _ => Ok(SetKind::Cluster),
         }
+    }
+
+    /// Whether clients outside of the source ranges are refused.
+    pub(crate) fn has_ranges(self, kind: FrontendKind) -> bool {
+        kind == FrontendKind::LoadBalancerIp && !self.port.source_ranges.is_empty()
+    }
+
+    /// Those that direct return looks for a client in.
+    pub(crate) fn used_ranges(self) -> &'a [IpNet] {
+        let is_used = self.node.is_direct_return
+            && self.port.frontends().any(|(_, kind)| self.has_ranges(kind) && self.of(kind).is_ok());
+        if is_used { &self.port.source_ranges } else { &[] }
     }
 
     pub(crate) fn endpoints(self, set: SetKind) -> &'a [Endpoint] {

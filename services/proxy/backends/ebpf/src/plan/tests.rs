@@ -14,7 +14,8 @@ use crate::{
     testing::service_port,
 };
 
-const ROOM: Capacity = Capacity { frontends: 100, sets: 100, members: 100, node_addresses: 100, slots: 100 };
+const ROOM: Capacity =
+    Capacity { frontends: 100, sets: 100, members: 100, node_addresses: 100, source_ranges: 100, slots: 100 };
 
 fn name(text: &str) -> ServiceName {
     ServiceName::new("default", text)
@@ -58,13 +59,14 @@ fn apply(contents: &mut Contents, change: &Change) {
         Change::Delete(Key::Set(key)) => drop(contents.sets.remove(&key)),
         Change::Delete(Key::Frontend(key)) => drop(contents.frontends.remove(&key)),
         Change::Delete(Key::NodeAddress(key)) => drop(contents.node_addresses.remove(&key)),
+        Change::Delete(Key::Range(key)) => drop(contents.ranges.remove(&key)),
     }
 }
 
 /// The endpoints that programs find for a frontend; `None`: it is left to packets.
 fn resolve(contents: &Contents, key: &FrontendKey) -> Option<BTreeSet<Endpoint>> {
     let set = contents.frontends.get(key)?;
-    let SetValue { first, count, .. } = contents.sets.get(set)?;
+    let SetValue { first, count, .. } = contents.sets.get(&SetKey::new(set.number, set.set_kind()?))?;
     let slots = (*first..first + count).filter_map(|place| contents.slots.get(&place));
     Some(slots.filter(|slot| slot.number == set.number).map(|slot| slot.remote.endpoint()).collect())
 }

@@ -56,6 +56,7 @@ impl SocketKernel for Handle {
             Change::Delete(Key::Set(key)) => drop(kernel.contents.sets.remove(&key)),
             Change::Delete(Key::Frontend(key)) => drop(kernel.contents.frontends.remove(&key)),
             Change::Delete(Key::NodeAddress(key)) => drop(kernel.contents.node_addresses.remove(&key)),
+            Change::Delete(Key::Range(key)) => drop(kernel.contents.ranges.remove(&key)),
         }
         Ok(())
     }

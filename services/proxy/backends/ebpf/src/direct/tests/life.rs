@@ -124,7 +124,7 @@ fn another_hook_replaces_the_first_one_and_removal_leaves_nothing() {
         }
         let mut removed = Vec::new();
         world.nodes[0].run(|| remove_pins(&mut |what| removed.push(what)).unwrap());
-        assert!(removed[0].ends_with("with 2 pins") && removed[1].ends_with("with 13 pins"), "{removed:?}");
+        assert!(removed[0].ends_with("with 2 pins") && removed[1].ends_with("with 14 pins"), "{removed:?}");
         wait_until_left(world, to);
     });
 }

@@ -180,6 +180,19 @@ fn a_forged_notice_leads_to_nothing() {
         send(world, pod, &ipv4(pod, &notice4((EXTERNAL[0], 80)), 0, &payload));
         assert_eq!(heard(&socket), ("pod0".into(), at(NODES[1][0], NODE_PORT)));
         assert_eq!(cluster.counted(0)["left_notice"], 6);
+        // A load-balancer address, at which the client would be refused.
+        let address = "203.0.113.8";
+        let port = ServicePort {
+            load_balancer_ips: vec![address.parse().unwrap()],
+            source_ranges: vec!["198.51.100.0/24".parse().unwrap()],
+            ..service(Protocol::Udp, 0, &[0], 0)
+        };
+        cluster.serve_on(0, port);
+        let payload = udp((CLIENT[0], 7_001), (pod, PORT), b"0");
+        let socket = listen(world, 0, 7_001);
+        send(world, pod, &ipv4(pod, &notice4((address, 80)), 0, &payload));
+        assert_eq!(heard(&socket), ("pod0".into(), at(pod, PORT)));
+        assert_eq!(cluster.counted(0)["left_notice"], 7);
     });
 }
 

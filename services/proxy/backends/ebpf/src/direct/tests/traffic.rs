@@ -154,6 +154,68 @@ fn an_endpoint_in_the_network_of_its_node() {
     });
 }
 
+/// The load-balancer address of a Service with these source ranges, and the endpoint of a pod.
+fn serve_with_ranges(cluster: &mut Cluster<'_>, protocol: Protocol, pod: usize, ranges: &[&str]) {
+    for (family, address) in EXTERNAL.iter().enumerate() {
+        for n in [0, 1] {
+            let port = service(protocol, family, &[pod], n);
+            let of_family = |range: &IpNet| Family::of(range.addr()) as usize == family;
+            let port = ServicePort {
+                external_ips: Vec::new(),
+                load_balancer_ips: vec![address.parse().unwrap()],
+                source_ranges: ranges.iter().map(|range| range.parse().unwrap()).filter(of_family).collect(),
+                ..port
+            };
+            cluster.serve_on(n, port);
+        }
+    }
+}
+
+/// Other clients are left, at the load-balancer address alone. A connection continues when its client is not admitted any more,
+/// as one that conntrack knows.
+#[test]
+fn case_40_clients_in_the_source_ranges_are_served() {
+    const ADMITTED: [&str; 4] = ["198.51.100.0/24", "192.0.2.8/29", "2001:db8::/120", "2001:db8:9::/48"];
+    const OTHERS: [&str; 4] = ["198.51.100.0/24", "192.0.2.12/30", "2001:db8::20/123", "2001:db8:9::/48"];
+    for (hook, pod) in [(DirectReturnHook::Tc, 0), (DirectReturnHook::Tc, 1), (DirectReturnHook::Xdp, 1)] {
+        in_world(|world| {
+            let mut cluster = Cluster::new(world, hook, small_sizes());
+            for protocol in [Protocol::Tcp, Protocol::Udp] {
+                for family in [0, 1] {
+                    serve_all(world, protocol, family);
+                    serve_with_ranges(&mut cluster, protocol, pod, &ADMITTED);
+                    let (to, name) = (at(EXTERNAL[family], 80), ["pod0", "pod1"][pod]);
+                    for _ in 0..3 {
+                        assert_eq!(ask(world, protocol, to), (name.into(), true), "{:?}", cluster.counted(0));
+                    }
+                    let left = cluster.counted(0)["left_ranges"];
+                    let (mut stream, socket) = world.client.run(|| {
+                        let stream = (protocol == Protocol::Tcp).then(|| connect(to).0);
+                        (stream, (protocol == Protocol::Udp).then(|| udp_socket(to)))
+                    });
+                    serve_with_ranges(&mut cluster, protocol, pod, &OTHERS);
+                    if let Some(stream) = &mut stream {
+                        stream.write_all(b"more\n").unwrap();
+                        assert_eq!(read_line(stream), "more");
+                        let again =
+                            world.client.run(|| TcpStream::connect_timeout(&to, Duration::from_millis(300)));
+                        assert!(again.is_err(), "{again:?}");
+                    }
+                    if let Some(socket) = &socket {
+                        let _ = socket.send(b"0");
+                    }
+                    let waited = Instant::now();
+                    while cluster.counted(0)["left_ranges"] == left {
+                        assert!(waited.elapsed() < ANSWER, "{:?}", cluster.counted(0));
+                    }
+                    let node_port = at(NODES[0][family], NODE_PORT);
+                    assert_eq!(ask(world, protocol, node_port), (name.into(), true));
+                }
+            }
+        });
+    }
+}
+
 /// Clients in the cluster may have their replies on ways without programs.
 #[test]
 fn clients_of_the_cluster_are_left() {

@@ -18,7 +18,8 @@ fn a_service_port_without_room_is_left_to_packets() {
             sizes.insert(map, 4);
         }
         let pinned = Pinned::find(Some(&world.cgroup), sizes).unwrap();
-        let capacity = Capacity { frontends: 3, sets: 3, members: 3, node_addresses: 3, slots: 4 };
+        let capacity =
+            Capacity { frontends: 3, sets: 3, members: 3, node_addresses: 3, source_ranges: 0, slots: 4 };
         let mut sockets = Sockets::new(Some(Box::new(pinned)), capacity, [true, true]);
         let servers: Vec<SocketAddr> = (0..2).map(|_| tcp_server("127.0.0.1")).collect();
         let name = |n: u8| ServiceName::new("default", &format!("s{n}"));

@@ -102,7 +102,7 @@ fn direct_return_has_policies_of_its_own() {
             "source ranges",
             ServicePort { source_ranges: vec!["192.0.2.0/24".parse().unwrap()], ..both() },
             node,
-            ["-", "-", "12", "12"],
+            ["-", "12", "12", "12"],
         ),
         ("affinity", ServicePort { affinity_seconds: 10, ..both() }, node, ["-"; 4]),
         ("UDP", udp(both()), node, ["-", "12", "12", "12"]),
@@ -125,6 +125,38 @@ fn members_of_direct_return_tell_whether_they_are_here() {
     sync(&mut plan, &mut contents);
     let bits: Vec<u32> = contents.members.values().copied().collect();
     assert_eq!(bits, [1 | crate::layout::MEMBER_HERE, 1]);
+}
+
+/// Only at its load-balancer addresses; a change of the ranges is a change of these alone.
+#[test]
+fn source_ranges_are_those_of_load_balancers_in_direct_return() {
+    let mut plan = plan();
+    let mut contents = Contents::default();
+    let mut of = |facts: NodeFacts, ranges: &[&str]| {
+        plan.set_facts(Family::V4, facts);
+        let source_ranges = ranges.iter().map(|range| range.parse().unwrap()).collect();
+        let load_balancer_ips = vec![ip("198.51.100.1")];
+        let port =
+            ServicePort { load_balancer_ips, node_port: 30_080, source_ranges, ..port("web", 1, &[1]) };
+        plan.set(Family::V4, &name("web"), vec![port]);
+        let changes = sync(&mut plan, &mut contents);
+        let used: Vec<String> = contents.ranges.keys().map(ToString::to_string).collect();
+        let has_ranges: Vec<bool> = contents.frontends.values().map(|set| set.has_ranges()).collect();
+        (used, has_ranges, plan.usage(Family::V4).source_ranges, changes.len())
+    };
+    let direct = NodeFacts { is_direct_return: true, ..NodeFacts::default() };
+    let one = ["2 192.0.2.0/25".to_owned()];
+    // The node port comes first. A slot, a set, a member, two frontends.
+    assert_eq!(of(direct, &[]), (vec![], vec![false, false], 0, 5));
+    assert_eq!(of(direct, &["192.0.2.0/25"]), (one.into(), vec![false, true], 1, 2));
+    let two = ["2 192.0.2.0/25".to_owned(), "2 10.0.0.0/8".to_owned()];
+    assert_eq!(
+        of(direct, &["192.0.2.0/25", "10.0.0.0/8"]),
+        ([two[1].clone(), two[0].clone()].into(), vec![false, true], 2, 1)
+    );
+    assert_eq!(of(direct, &["10.0.0.0/8"]), ([two[1].clone()].into(), vec![false, true], 1, 1));
+    let (used, has_ranges, ..) = of(NodeFacts::default(), &["10.0.0.0/8"]);
+    assert_eq!((used, has_ranges), (vec![], vec![false, false]), "the socket level leaves that address");
 }
 
 #[test]

@@ -220,7 +220,8 @@ proptest! {
 
 /// With little room, what is there is right, and what is missing is missing for lack of room.
 fn stays_right_without_room(steps: Vec<Step>) {
-    let capacity = Capacity { frontends: 6, sets: 3, members: 6, node_addresses: 6, slots: 8 };
+    let capacity =
+        Capacity { frontends: 6, sets: 3, members: 6, node_addresses: 6, source_ranges: 3, slots: 8 };
     let mut history = History::new(capacity);
     history.sync(true, &BTreeMap::new());
     for step in steps {
