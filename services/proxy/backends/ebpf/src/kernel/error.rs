@@ -184,9 +184,11 @@ fn is_refused(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::PermissionDenied
 }
 
-/// E2BIG from a map that has all its elements, ENOMEM without memory.
+/// E2BIG from a map that has all its elements, ENOSPC from such a trie, ENOMEM without memory.
 fn is_full(error: &io::Error) -> bool {
-    [nix::libc::E2BIG, nix::libc::ENOMEM].iter().any(|code| error.raw_os_error() == Some(*code))
+    [nix::libc::E2BIG, nix::libc::ENOSPC, nix::libc::ENOMEM]
+        .iter()
+        .any(|code| error.raw_os_error() == Some(*code))
 }
 
 /// An error with its causes: those of aya say little without.

@@ -38,6 +38,32 @@ fn networks_without_room_are_refused_at_the_start() {
     });
 }
 
+/// More new ranges at once than the map has room for: what goes makes room for the next sync.
+#[test]
+fn a_full_map_of_source_ranges_has_room_again_in_the_next_sync() {
+    in_world(|world| {
+        let mut sizes = small_sizes();
+        sizes.insert(SOURCE_RANGES.name, 2);
+        let mut cluster = Cluster::new(world, DirectReturnHook::Tc, sizes);
+        let mut sync = |ranges: [&str; 2]| {
+            let port = ServicePort {
+                external_ips: Vec::new(),
+                load_balancer_ips: vec![EXTERNAL[0].parse().unwrap()],
+                source_ranges: ranges.map(|range| range.parse().unwrap()).into(),
+                ..service(Protocol::Tcp, 0, &[0], 0)
+            };
+            let sockets = &mut cluster.levels[0].sockets;
+            sockets.plan.set(Family::V4, &port.name.service.clone(), vec![port]);
+            world.nodes[0].run(|| sockets.sync(Family::V4, Instant::now()))
+        };
+        sync(["10.0.0.0/8", "172.16.0.0/12"]).unwrap();
+        let others = ["192.0.2.0/25", "198.51.100.0/25"];
+        let full = sync(others);
+        assert!(matches!(full, Err(KernelError::Full { map: MapName::SourceRanges })), "{full:?}");
+        sync(others).unwrap();
+    });
+}
+
 /// The first devices have programs, the rest is named, and one that goes makes room.
 #[test]
 fn devices_without_room_are_left_out() {

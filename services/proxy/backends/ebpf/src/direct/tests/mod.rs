@@ -32,7 +32,7 @@ use super::*;
 use crate::{
     elements::Contents,
     kernel::{find_pins, remove_pins},
-    layout::{PODS as KNOWN_PODS, REPLIES},
+    layout::{MapName, PODS as KNOWN_PODS, REPLIES, SOURCE_RANGES},
     nets::{
         ANSWER, Net, at, connect, exchange, in_mounts, mount_bpf, read_line, run_with, serve_tcp, serve_udp,
         udp_socket,
