@@ -7,7 +7,7 @@ use std::{
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
     path::Path,
-    process::Command,
+    process::{Command, Stdio},
     thread,
     time::Duration,
 };
@@ -64,8 +64,16 @@ impl Net {
         assert!(done.status.success(), "{program} {arguments}: {error}");
     }
 
-    pub(crate) fn ip(&self, arguments: &str) {
-        self.command("ip", arguments);
+    /// Lines are commands for `ip`, of which one process runs all: in a virtual machine a process takes long.
+    pub(crate) fn ip(&self, lines: &str) {
+        let done = self.run(|| {
+            let mut ip = Command::new("ip");
+            ip.args(["-batch", "-"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            let mut ip = ip.spawn().expect("the program ip (package iproute2)");
+            ip.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+            ip.wait_with_output().unwrap()
+        });
+        assert!(done.status.success(), "ip: {lines}: {}", String::from_utf8_lossy(&done.stderr));
     }
 
     /// A pair of devices, the other one in another namespace.
@@ -80,24 +88,25 @@ impl Net {
                 let _ = ends.recv();
             });
             let thread = number.recv().unwrap();
-            self.ip(&format!("link add {own} type veth peer name {theirs} netns {thread}"));
+            self.ip(&format!(
+                "link add {own} type veth peer name {theirs} netns {thread}\nlink set {own} up"
+            ));
             drop(done);
         });
-        self.ip(&format!("link set {own} up"));
         other.ip(&format!("link set {theirs} up"));
     }
 
     pub(crate) fn address(&self, device: &str, addresses: [&str; 2]) {
-        for (address, prefix) in addresses.into_iter().zip(PREFIXES) {
+        let lines = addresses.into_iter().zip(PREFIXES).map(|(address, prefix)| {
             let nodad = if address.contains(':') { " nodad" } else { "" };
-            self.ip(&format!("address add {address}/{prefix} dev {device}{nodad}"));
-        }
+            format!("address add {address}/{prefix} dev {device}{nodad}\n")
+        });
+        self.ip(&lines.collect::<String>());
     }
 
     pub(crate) fn route(&self, networks: [&str; 2], via: [&str; 2]) {
-        for (network, via) in networks.into_iter().zip(via) {
-            self.ip(&format!("route add {network} via {via}"));
-        }
+        let lines = networks.into_iter().zip(via);
+        self.ip(&lines.map(|(network, via)| format!("route add {network} via {via}\n")).collect::<String>());
     }
 }
 

@@ -6,7 +6,7 @@ use std::{
     fs::File,
     io::{Read as _, Write as _},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
-    process::Command,
+    process::{Command, Output, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -34,6 +34,20 @@ pub(crate) fn run(command: &str) -> String {
     let output = Command::new("sh").args(["-c", command]).output().unwrap();
     assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Lines are commands for `ip`, of which one process runs all: in the virtual machine a process takes long.
+fn ip_batch(options: &[&str], lines: &str) {
+    let done = try_ip(&[options, &["-batch", "-"]].concat(), lines);
+    assert!(done.status.success(), "ip: {lines}: {}", String::from_utf8_lossy(&done.stderr));
+}
+
+fn try_ip(arguments: &[&str], lines: &str) -> Output {
+    let mut ip = Command::new("ip");
+    ip.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut ip = ip.spawn().expect("the program ip (package iproute2)");
+    ip.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+    ip.wait_with_output().unwrap()
 }
 
 pub(crate) fn settings() -> Options {
@@ -74,10 +88,9 @@ pub(crate) struct World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        for name in &self.names {
-            // A test that fails in between has made fewer of them.
-            let _deleted = Command::new("ip").args(["netns", "delete", name]).status();
-        }
+        // A test that fails in between has made fewer of them.
+        let lines: String = self.names.iter().map(|name| format!("netns delete {name}\n")).collect();
+        let _deleted = try_ip(&["-force", "-batch", "-"], &lines);
     }
 }
 
@@ -91,16 +104,30 @@ impl World {
             (CLIENT, "10.0.0", "fd00:0:0:"),
         ] {
             let (link, host) = (format!("to-{name}"), if name == CLIENT { "7" } else { "1" });
-            run(&format!(
-                "ip netns add {name}
-                 ip link add {link} type veth peer name eth0 netns {name}
-                 ip link set {link} up; ip -n {name} link set lo up; ip -n {name} link set eth0 up
-                 ip addr add {v4}.{host}/24 dev {link}; ip -n {name} addr add {v4}.2/24 dev eth0
-                 ip addr add {v6}:{host}/64 dev {link} nodad; ip -n {name} addr add {v6}:2/64 dev eth0 nodad
-                 ip -n {name} route add default via {v4}.{host}; ip -n {name} route add default via {v6}:{host}"
-            ));
+            let second = if name == CLIENT { "addr add 10.0.0.8/24 dev to-client" } else { "" };
+            ip_batch(
+                &[],
+                &format!(
+                    "netns add {name}
+                     link add {link} type veth peer name eth0 netns {name}
+                     link set {link} up
+                     addr add {v4}.{host}/24 dev {link}
+                     addr add {v6}:{host}/64 dev {link} nodad
+                     {second}"
+                ),
+            );
+            ip_batch(
+                &["-n", name],
+                &format!(
+                    "link set lo up
+                     link set eth0 up
+                     addr add {v4}.2/24 dev eth0
+                     addr add {v6}:2/64 dev eth0 nodad
+                     route add default via {v4}.{host}
+                     route add default via {v6}:{host}"
+                ),
+            );
         }
-        run("ip addr add 10.0.0.8/24 dev to-client");
         for (name, letter) in [(POD_A, 'a'), (POD_B, 'b')] {
             within(name, move || serve(letter));
         }

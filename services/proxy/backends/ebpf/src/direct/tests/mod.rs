@@ -83,12 +83,11 @@ impl World {
         };
         mount_bpf(world.folder.path());
         let Self { switch, client, nodes, pods, .. } = &world;
-        switch.ip("link add br0 type bridge");
-        switch.ip("link set br0 up");
         for (port, net) in [("client", client), ("node0", &nodes[0]), ("node1", &nodes[1])] {
             switch.connect(port, net, "eth0");
-            switch.ip(&format!("link set {port} master br0"));
         }
+        switch.ip("link add br0 type bridge\nlink set br0 up
+             link set client master br0\nlink set node0 master br0\nlink set node1 master br0");
         client.address("eth0", CLIENT);
         client.route(["203.0.113.0/24", "2001:db8:7::/64"], NODES[0]);
         for n in [0, 1] {

@@ -65,8 +65,7 @@ impl World {
         let node = Net::new();
         if layout != Layout::Routed {
             // Its own would be that of a port, and pods would not know the next one.
-            node.ip("link add cni0 address 02:00:00:00:00:01 type bridge");
-            node.ip("link set cni0 up");
+            node.ip("link add cni0 address 02:00:00:00:00:01 type bridge\nlink set cni0 up");
             node.address("cni0", NODE);
         }
         let mut world = Self { _folder: folder, layout, node, pods: Vec::new() };
@@ -81,22 +80,25 @@ impl World {
         if self.layout == Layout::Switched {
             pod.address("eth0", PODS[n]);
         }
+        let (mut at_node, mut at_pod) = (String::new(), String::new());
         for (family, length) in LENGTHS.into_iter().enumerate() {
             let (own, gateway) = (PODS[n][family], NODE[family]);
             let nodad = if family == 1 { " nodad" } else { "" };
             if self.layout == Layout::Routed {
-                self.node.ip(&format!("address add {gateway}/{length} dev {device}{nodad}"));
-                self.node.ip(&format!("route replace {own}/{length} dev {device}"));
+                at_node += &format!("address add {gateway}/{length} dev {device}{nodad}\n");
+                at_node += &format!("route replace {own}/{length} dev {device}\n");
             }
             if self.layout != Layout::Switched {
-                pod.ip(&format!("address add {own}/{length} dev eth0{nodad}"));
-                pod.ip(&format!("route add {gateway}/{length} dev eth0"));
+                at_pod += &format!("address add {own}/{length} dev eth0{nodad}\n");
+                at_pod += &format!("route add {gateway}/{length} dev eth0\n");
             }
-            pod.ip(&format!("route add {} via {gateway}", ["default", "::/0"][family]));
+            at_pod += &format!("route add {} via {gateway}\n", ["default", "::/0"][family]);
         }
         if self.layout != Layout::Routed {
-            self.node.ip(&format!("link set {device} master cni0"));
+            at_node += &format!("link set {device} master cni0\n");
         }
+        self.node.ip(&at_node);
+        pod.ip(&at_pod);
         pod
     }
 
