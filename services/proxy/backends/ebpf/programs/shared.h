@@ -26,8 +26,6 @@ MAP(direct_replies, BPF_MAP_TYPE_LRU_HASH, struct direct_key, struct direct_repl
 MAP(pods, BPF_MAP_TYPE_LRU_HASH, struct address, struct pod, 1, 0);
 
 #define PACKET_TO_THIS_HOST 0
-#define FAMILY_IPV4 2
-#define FAMILY_IPV6 10
 
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
 #define ORDER16(value) ((__u16)__builtin_bswap16(value))

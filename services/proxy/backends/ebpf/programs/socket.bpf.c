@@ -1,5 +1,6 @@
 /* The programs of the socket level, one object. build.rs compiles it; docs/ebpf.md describes it. */
 #include "forward.h"
+#include "release.h"
 #include "reverse.h"
 
 /* No helper that they call asks for the GPL. */

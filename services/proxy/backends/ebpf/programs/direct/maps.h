@@ -5,7 +5,6 @@
 #include "../services.h"
 #include "../shared.h"
 
-static long (*const map_delete)(void *map, const void *key) = (void *)BPF_FUNC_map_delete_elem;
 static long (*const skb_load_bytes)(const void *skb, __u32 at, void *to, __u32 size) = (void *)BPF_FUNC_skb_load_bytes;
 static long (*const skb_store_bytes)(void *skb, __u32 at, const void *from, __u32 size, __u64 flags) =
 	(void *)BPF_FUNC_skb_store_bytes;

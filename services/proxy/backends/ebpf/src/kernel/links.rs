@@ -22,8 +22,8 @@ use nix::{errno::Errno, libc};
 use super::KernelError;
 
 /// Names of the hooks; the programs have the prefix `keelson_`. First those that choose endpoints, then those that show Services
-/// in their place.
-pub(crate) const HOOKS: [(&str, &str); 8] = [
+/// in their place, then the one that forgets them.
+pub(crate) const HOOKS: [(&str, &str); 9] = [
     ("connect4", "keelson_connect4"),
     ("connect6", "keelson_connect6"),
     ("sendmsg4", "keelson_sendmsg4"),
@@ -32,6 +32,7 @@ pub(crate) const HOOKS: [(&str, &str); 8] = [
     ("recvmsg6", "keelson_recvmsg6"),
     ("getpeername4", "keelson_getpeername4"),
     ("getpeername6", "keelson_getpeername6"),
+    ("sock_release", "keelson_sock_release"),
 ];
 
 /// The hooks whose link is missing, or is not at this cgroup: it was removed or detached.

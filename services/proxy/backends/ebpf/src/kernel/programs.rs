@@ -10,7 +10,7 @@ use std::{
 
 use aya::{
     Ebpf, EbpfLoader,
-    programs::{CgroupAttachMode, CgroupSockAddr, links::FdLink},
+    programs::{CgroupAttachMode, CgroupSock, CgroupSockAddr, Program, links::FdLink},
 };
 use sha2::{Digest as _, Sha256};
 
@@ -89,15 +89,47 @@ pub(crate) fn load_object(
 pub(crate) fn load(pins: Option<&Path>, sizes: &Sizes) -> Result<Ebpf, KernelError> {
     let mut loaded = load_object(object()?, &MAPS, pins, sizes)?;
     for (_, name) in HOOKS {
-        program(&mut loaded, name)?.load().map_err(|error| KernelError::program(name, &error))?;
+        let loading = match program(&mut loaded, name)? {
+            SocketProgram::Call(program) => program.load(),
+            SocketProgram::End(program) => program.load(),
+        };
+        loading.map_err(|error| KernelError::program(name, &error))?;
     }
     Ok(loaded)
 }
 
-fn program<'a>(loaded: &'a mut Ebpf, name: &'static str) -> Result<&'a mut CgroupSockAddr, KernelError> {
-    let found =
-        loaded.program_mut(name).ok_or(KernelError::Load(format!("the object has no program {name}")))?;
-    found.try_into().map_err(|error| KernelError::program(name, &error))
+enum SocketProgram<'a> {
+    /// At a call with an address.
+    Call(&'a mut CgroupSockAddr),
+    /// At the end of a socket.
+    End(&'a mut CgroupSock),
+}
+
+fn program<'a>(loaded: &'a mut Ebpf, name: &'static str) -> Result<SocketProgram<'a>, KernelError> {
+    match loaded.program_mut(name) {
+        Some(Program::CgroupSockAddr(program)) => Ok(SocketProgram::Call(program)),
+        Some(Program::CgroupSock(program)) => Ok(SocketProgram::End(program)),
+        _ => Err(KernelError::Load(format!("the object has no program {name} for sockets"))),
+    }
+}
+
+impl SocketProgram<'_> {
+    /// It is attached as long as the link exists.
+    fn attach(self, name: &'static str, cgroup: &Path, opened: &fs::File) -> Result<FdLink, KernelError> {
+        let failed = |error| KernelError::attach(name, cgroup, &error);
+        let mode = CgroupAttachMode::Single;
+        let link = match self {
+            Self::Call(program) => {
+                let id = program.attach(opened, mode).map_err(failed)?;
+                program.take_link(id).map_err(failed)?.try_into()
+            }
+            Self::End(program) => {
+                let id = program.attach(opened, mode).map_err(failed)?;
+                program.take_link(id).map_err(failed)?.try_into()
+            }
+        };
+        link.map_err(|error| KernelError::link(cgroup, &error))
+    }
 }
 
 /// Attaches the programs of these hooks, and pins their links: what shows Services before what chooses endpoints.
@@ -110,11 +142,7 @@ pub(crate) fn attach(
     let opened = fs::File::open(cgroup).map_err(KernelError::file("open", cgroup))?;
     let wanted: Vec<_> = HOOKS.into_iter().rev().filter(|(hook, _)| hooks.contains(hook)).collect();
     for (hook, name) in &wanted {
-        let failed = |error| KernelError::attach(name, cgroup, &error);
-        let program = program(loaded, name)?;
-        let id = program.attach(&opened, CgroupAttachMode::Single).map_err(failed)?;
-        let link = program.take_link(id).map_err(failed)?;
-        let link: FdLink = link.try_into().map_err(|error| KernelError::link(cgroup, &error))?;
+        let link = program(loaded, name)?.attach(name, cgroup, &opened)?;
         let pin = folder.join(hook);
         // One that does not lead to the cgroup any more.
         if pin.exists() {
@@ -130,10 +158,7 @@ pub(crate) fn attach(
 pub(crate) fn try_attach(loaded: &mut Ebpf, cgroup: &Path) -> Result<(), KernelError> {
     let opened = fs::File::open(cgroup).map_err(KernelError::file("open", cgroup))?;
     for (_, name) in HOOKS {
-        let failed = |error| KernelError::attach(name, cgroup, &error);
-        let program = program(loaded, name)?;
-        let id = program.attach(&opened, CgroupAttachMode::Single).map_err(failed)?;
-        program.detach(id).map_err(failed)?;
+        program(loaded, name)?.attach(name, cgroup, &opened)?;
     }
     Ok(())
 }

@@ -146,7 +146,7 @@ fn removed_pins_are_made_again() {
         let error = check(&mut sockets).unwrap_err().to_string();
         assert!(error.contains("were removed by another program"), "{error}");
         let outcome = sockets.sync(Family::V4, Instant::now()).unwrap();
-        assert!(outcome.repaired && outcome.structure == 8, "{outcome:?}");
+        assert!(outcome.repaired && outcome.structure == 9, "{outcome:?}");
         assert!(check(&mut sockets).unwrap().is_nothing());
         assert_eq!(ask_tcp(at(V, 80)), server);
 
@@ -177,7 +177,7 @@ fn removal_leaves_nothing() {
         let mut removed = Vec::new();
         remove_pins(&mut |what| removed.push(what)).unwrap();
         assert_eq!(removed.len(), 2, "{removed:?}");
-        assert!(removed[0].ends_with("with 8 pins") && removed[1].ends_with("with 10 pins"), "{removed:?}");
+        assert!(removed[0].ends_with("with 9 pins") && removed[1].ends_with("with 10 pins"), "{removed:?}");
         assert!(is_refused(V), "also while a process has the maps open");
         assert!(!world.folder.path().join("bpf/keelson").exists());
         remove_pins(&mut |what| panic!("{what}")).unwrap();

@@ -1,6 +1,6 @@
 //! Full maps, and what malformed calls do.
 
-use aya::maps::{Array, Map, MapData};
+use aya::maps::{Array, HashMap, Map, MapData};
 
 use super::*;
 use crate::{
@@ -98,6 +98,46 @@ fn maps_of_programs_that_are_full_fail_no_call() {
         let counters = pinned.counters().unwrap();
         let unremembered = counters.iter().find(|counter| counter.label == "left_unremembered").unwrap();
         assert_eq!(unremembered.total, 0, "{counters:?}");
+    });
+}
+
+/// One that is idle stays known, however many others have come and gone.
+#[test]
+fn sockets_that_have_ended_take_no_room() {
+    const SIZE: u32 = 256;
+    in_world(|world| {
+        let mut sizes = usual_sizes();
+        sizes.extend([("udp_replies", SIZE), ("tcp_peers", SIZE)]);
+        let pinned = Pinned::find(Some(&world.cgroup), sizes).unwrap();
+        let mut sockets = Sockets::new(Some(Box::new(pinned)), usual_capacity(), [true, true]);
+        let mapped = format!("::ffff:{V}");
+        let connect = |ip: &str| {
+            let own = if ip.contains(':') { "::" } else { "0.0.0.0" };
+            let udp = UdpSocket::bind((own.parse::<IpAddr>().unwrap(), 0)).unwrap();
+            udp.connect(at(ip, 80)).unwrap();
+            let domain = socket2::Domain::for_address(at(ip, 80));
+            let tcp = socket2::Socket::new(domain, socket2::Type::STREAM, None).unwrap();
+            tcp.connect_timeout(&at(ip, 80).into(), ANSWER).unwrap();
+            (udp, TcpStream::from(tcp))
+        };
+        for (ip, own) in [(V, "127.0.0.1"), (V6, "::1")] {
+            let (tcp, udp) = (tcp_server(own), udp_server(own));
+            let ports = vec![port(Protocol::Tcp, ip, &[tcp]), port(Protocol::Udp, ip, &[udp])];
+            serve(&mut sockets, family_of_ip(ip), ports);
+        }
+        let idle: Vec<_> = [V, V6, &mapped].into_iter().map(|ip| (ip, connect(ip))).collect();
+        for _ in 0..2 * SIZE {
+            [V, V6, &mapped].into_iter().for_each(|ip| drop(connect(ip)));
+        }
+        for (ip, (udp, tcp)) in &idle {
+            assert_eq!((udp.peer_addr().unwrap(), tcp.peer_addr().unwrap()), (at(ip, 80), at(ip, 80)));
+        }
+        let maps = sockets.kernel().unwrap().maps_folder();
+        for map in ["udp_replies", "tcp_peers"] {
+            let data = MapData::from_pin(maps.join(map)).unwrap();
+            let entries = HashMap::<_, [u8; 32], [u8; 24]>::try_from(Map::LruHashMap(data)).unwrap();
+            assert_eq!(entries.keys().count(), idle.len(), "{map} has the sockets that live");
+        }
     });
 }
 
