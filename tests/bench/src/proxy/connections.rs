@@ -23,6 +23,7 @@ use nix::time::{ClockId, clock_gettime};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::established;
+use super::maps::Flows;
 use super::options::Options;
 use super::report::{Failed, Report, Way};
 use super::subject::Subject;
@@ -52,6 +53,7 @@ struct Route<'a> {
     from: NetClient,
     targets: Vec<SocketAddr>,
     servers: Arc<Vec<Servers>>,
+    flows: Option<Flows>,
 }
 
 pub(super) async fn connections(
@@ -69,6 +71,7 @@ pub(super) async fn connections(
         from: plain.pod(),
         targets: env.load_endpoints(),
         servers,
+        flows: None,
     }];
     let served: Vec<_> =
         subjects.iter().map(|subject| Ok(Arc::new(serve(&subject.world)?))).collect::<Result<_>>()?;
@@ -81,6 +84,7 @@ pub(super) async fn connections(
                 from: from(&subject.world),
                 targets: targets.clone(),
                 servers: servers.clone(),
+                flows: subject.flows()?,
             });
         }
     }
@@ -145,7 +149,8 @@ impl Route<'_> {
             add(&mut self.way.failed, many.failed);
             add(&mut self.way.failed, one.failed);
         }
-        self.way.first_cost.push(self.first_packets()?);
+        let first = self.first_packets()?;
+        self.way.first_cost.push(first);
         self.way.requests.push(self.established(established::requests)?);
         self.way.stream.push(self.established(established::stream)?);
         Ok(())
@@ -162,8 +167,8 @@ impl Route<'_> {
     }
 
     /// Microseconds of processor time of the first packet of a flow.
-    fn first_packets(&self) -> Result<f64> {
-        self.world.node().conntrack(&["-F"])?;
+    fn first_packets(&mut self) -> Result<f64> {
+        self.forget_flows()?;
         self.world.node().nft(&[DROP])?;
         let targets = self.targets.clone();
         let cost = in_namespace(self.from.namespace(), move || send(&targets))
@@ -172,10 +177,15 @@ impl Route<'_> {
         cost
     }
 
-    /// Runs `clients` clients for [`LONG`].
-    fn measure(&self, protocol: Protocol, clients: usize) -> Result<Done> {
-        // Otherwise new flows collide with conntrack entries of earlier ones: the number of ports is limited.
+    /// Otherwise new flows collide with earlier ones: the number of ports is limited.
+    fn forget_flows(&mut self) -> Result<()> {
         self.world.node().conntrack(&["-F"])?;
+        self.flows.as_mut().map_or(Ok(()), Flows::forget)
+    }
+
+    /// Runs `clients` clients for [`LONG`].
+    fn measure(&mut self, protocol: Protocol, clients: usize) -> Result<Done> {
+        self.forget_flows()?;
         let begin = Instant::now() + Duration::from_millis(50);
         let threads: Vec<_> = (0..clients)
             .map(|number| {

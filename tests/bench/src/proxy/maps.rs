@@ -1,6 +1,6 @@
 //! When the maps of the backend ebpf change, observed from outside.
 //!
-//! Owns: [`Maps`], [`has_programs`]. In: the folder of their pins. Out: where the endpoints of a frontend are, which a change of them moves. Two look-ups cost a
+//! Owns: [`Maps`], [`Flows`], [`has_programs`]. In: the folder of their pins. Out: where the endpoints of a frontend are, which a change of them moves. Two look-ups cost a
 //! few microseconds; a request to the proxy would cost more than the change.
 
 use std::net::{Ipv6Addr, SocketAddr};
@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 
 const TCP: u8 = 6;
 /// Of programs.
-const HOOKS: usize = 8;
+const HOOKS: usize = 9;
 const BETWEEN: Duration = Duration::from_micros(200);
 
 pub(super) struct Maps {
@@ -61,6 +61,34 @@ impl Maps {
             }
             Ok(None)
         }))
+    }
+}
+
+/// What direct return remembers. Each map of it has elements of one size.
+pub(super) struct Flows([HashMap<MapData, [u8; 44], [u8; 32]>; 2]);
+
+impl Flows {
+    /// `None`: direct return is off.
+    pub(super) fn open(pins: &Path) -> Result<Option<Self>> {
+        let Ok(folder) = folder(pins, "direct-maps-") else { return Ok(None) };
+        let open = |name| {
+            let data = MapData::from_pin(folder.join(name));
+            let data = data.with_context(|| format!("cannot open the map {name} in {}", folder.display()))?;
+            anyhow::Ok(Map::LruHashMap(data).try_into()?)
+        };
+        Ok(Some(Self([open("direct_flows")?, open("direct_replies")?])))
+    }
+
+    /// As `conntrack -F` does it with those of conntrack.
+    pub(super) fn forget(&mut self) -> Result<()> {
+        for map in &mut self.0 {
+            let keys: Vec<[u8; 44]> =
+                map.keys().filter_map(|key| found(key).transpose()).collect::<Result<_, _>>()?;
+            for key in keys {
+                found(map.remove(&key))?;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -25,7 +25,7 @@ use nix::unistd::Pid;
 use serde_json::json;
 
 use super::kernel::{Generations, Nft, Set};
-use super::maps::{Maps, has_programs};
+use super::maps::{Flows, Maps, has_programs};
 use super::test_env::{NODE, TestEnv};
 use super::usage::{Memory, Usage, children};
 
@@ -354,6 +354,14 @@ impl Subject {
     /// The maps that follow the rules in each sync; `None`: none do.
     pub(super) fn maps(&self) -> Result<Option<Arc<Maps>>> {
         self.has_maps().then(|| Ok(Arc::new(Maps::open(&self.pins()?)?))).transpose()
+    }
+
+    /// What its programs remember of packets; `None`: nothing.
+    pub(super) fn flows(&self) -> Result<Option<Flows>> {
+        match self.has_maps() {
+            true => Flows::open(&self.pins()?),
+            false => Ok(None),
+        }
     }
 
     fn pins(&self) -> Result<PathBuf> {

@@ -64,7 +64,7 @@ pub(crate) const MAPS: [MapDefinition; 10] = [
 ];
 
 /// The devices of direct return, what its replies show, the networks of pods, and the pods that send: see `programs/shared.h`.
-pub(crate) const DEVICES: MapDefinition = map("devices", 4, 8, 256);
+pub(crate) const DEVICES: MapDefinition = map("devices", 4, 12, 256);
 pub(crate) const REPLIES: MapDefinition = map("direct_replies", 44, 32, 131_072);
 pub(crate) const POD_NETWORKS: MapDefinition = map("pod_networks", 4, 36, 2);
 pub(crate) const PODS: MapDefinition = map("pods", 16, 24, 8_192);

@@ -9,32 +9,47 @@
 #define CLAIM_NS (60 * NANOSECONDS)
 #define ATTEMPTS 4
 
+/* An element that is used again after as long as this is written anew: the kernel may be forgetting it at this very moment. */
+#define WRITE_AGAIN_NS NANOSECONDS
+
 /* Whether replies of this endpoint to this client may show this address of a Service, because they do or because nothing else
- * claims them. */
-INLINE int may_claim(const struct direct_key *back, const struct endpoint *service)
+ * claims them. `is_hidden`: the network of the node does not see the flow that does. */
+INLINE int may_claim(const struct direct_key *back, const struct endpoint *service, __u32 *is_hidden)
 {
 	struct direct_reply *known = map_lookup(&direct_replies, back);
-	return !known || known->ended == ENDED || is_same(&known->service, service) ||
-	       coarse_now_ns() - known->used_ns > CLAIM_NS;
+	if (!known || known->ended == ENDED || is_same(&known->service, service) ||
+	    coarse_now_ns() - known->used_ns > CLAIM_NS)
+		return 1;
+	*is_hidden |= known->is_handed_over;
+	return 0;
 }
 
-/* Remembers it. 0: there is no memory, or replies are of another flow by now. */
-INLINE int claim(const struct packet *packet, const struct direct_key *back, const struct endpoint *service,
-		 __u16 is_handed_over)
+enum claim {
+	/* There is no memory, or replies are of another flow by now. */
+	CLAIM_FAILED,
+	CLAIM_KEPT,
+	CLAIM_WRITTEN,
+};
+
+INLINE enum claim claim(const struct packet *packet, const struct direct_key *back, const struct endpoint *service,
+			__u16 is_handed_over)
 {
 	struct direct_reply *known = map_lookup(&direct_replies, back);
-	if (known && is_same(&known->service, service)) {
-		known->used_ns = coarse_now_ns();
-		known->is_handed_over = is_handed_over;
-		known->ended = packet->is_first ? 0 : known->ended | ended(packet, ENDED_BY_CLIENT);
-		return 1;
-	}
-	/* A late packet of a flow that had the endpoint before. */
-	if (known && !packet->is_first && known->ended != ENDED)
-		return 0;
 	struct direct_reply reply = {
 		.used_ns = coarse_now_ns(), .service = *service, .is_handed_over = is_handed_over};
-	return !map_update(&direct_replies, back, &reply, BPF_ANY);
+	if (known && is_same(&known->service, service)) {
+		reply.ended = packet->is_first ? 0 : known->ended | ended(packet, ENDED_BY_CLIENT);
+		if (reply.used_ns - known->used_ns < WRITE_AGAIN_NS) {
+			known->used_ns = reply.used_ns;
+			known->is_handed_over = is_handed_over;
+			known->ended = reply.ended;
+			return CLAIM_KEPT;
+		}
+	} else if (known && !packet->is_first && known->ended != ENDED) {
+		/* A late packet of a flow that had the endpoint before. */
+		return CLAIM_FAILED;
+	}
+	return map_update(&direct_replies, back, &reply, BPF_ANY) ? CLAIM_FAILED : CLAIM_WRITTEN;
 }
 
 INLINE struct direct_key back_of(const struct direct_key *key, const struct endpoint *endpoint)
@@ -43,7 +58,8 @@ INLINE struct direct_key back_of(const struct direct_key *key, const struct endp
 }
 
 /* One endpoint of the set at random, if it can be reached this way. */
-INLINE int try_slot(const struct set_key *which, const struct direct_key *key, struct direct_flow *flow)
+INLINE int try_slot(const struct set_key *which, const struct direct_key *key, struct direct_flow *flow,
+		    __u32 *is_hidden)
 {
 	struct set_key set_key = *which;
 	struct set *set = map_lookup(&sets, &set_key);
@@ -61,12 +77,13 @@ INLINE int try_slot(const struct set_key *which, const struct direct_key *key, s
 	if (flow->is_remote && !find_network(&flow->endpoint.address))
 		return 0;
 	struct direct_key back = back_of(key, &flow->endpoint);
-	return may_claim(&back, &key->other);
+	return may_claim(&back, &key->other, is_hidden);
 }
 
 /* An endpoint for a packet that may begin a flow: the one that the flow has, while it serves, or another one. 0: the packet is
- * left, and the reason is counted. */
-INLINE int choose(const struct direct_key *key, const struct direct_flow *known, struct direct_flow *flow)
+ * left, and the reason is counted. `is_hidden`: as of may_claim. */
+INLINE int choose(const struct direct_key *key, const struct direct_flow *known, struct direct_flow *flow,
+		  __u32 *is_hidden)
 {
 	struct frontend_key to = {
 		.address = key->other.address, .port = key->other.port, .protocol = key->protocol};
@@ -85,11 +102,14 @@ INLINE int choose(const struct direct_key *key, const struct direct_flow *known,
 	which.kind &= 1;
 	__u32 bits = key->protocol == UDP ? MEMBER_SERVES : 1u << which.kind;
 	if (known && known->number == which.number && is_member(which.number, &known->endpoint, bits)) {
-		*flow = *known;
-		return 1;
+		struct direct_key back = back_of(key, &known->endpoint);
+		if (may_claim(&back, &key->other, is_hidden)) {
+			*flow = *known;
+			return 1;
+		}
 	}
 	for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
-		int chosen = try_slot(&which, key, flow);
+		int chosen = try_slot(&which, key, flow, is_hidden);
 		if (chosen)
 			return chosen > 0;
 	}
@@ -104,8 +124,8 @@ INLINE int remember(const struct packet *packet, const struct direct_key *key, c
 	struct direct_key back = back_of(key, &flow->endpoint);
 	int is_new = !known || !is_same(&known->endpoint, &flow->endpoint) || known->number != flow->number;
 	int differs = is_new || known->is_handed_over != flow->is_handed_over;
-	if (!claim(packet, &back, &key->other, flow->is_handed_over) ||
-	    (differs && map_update(&direct_flows, key, flow, BPF_ANY))) {
+	enum claim claimed = claim(packet, &back, &key->other, flow->is_handed_over);
+	if (!claimed || ((differs || claimed == CLAIM_WRITTEN) && map_update(&direct_flows, key, flow, BPF_ANY))) {
 		count(LEFT_FULL);
 		return 0;
 	}

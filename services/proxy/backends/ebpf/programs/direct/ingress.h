@@ -42,7 +42,8 @@ INLINE void take_notice(void *ctx, enum hook hook, struct packet *packet)
 {
 	struct direct_key back = {
 		.client = packet->source, .other = packet->destination, .protocol = packet->protocol};
-	if (!packet->is_first || !is_service_of(packet) || !may_claim(&back, &packet->service)) {
+	__u32 is_hidden = 0;
+	if (!packet->is_first || !is_service_of(packet) || !may_claim(&back, &packet->service, &is_hidden)) {
 		count(LEFT_NOTICE);
 		return;
 	}
@@ -155,6 +156,15 @@ INLINE enum verdict hand_on(void *ctx, enum hook hook, struct packet *packet, co
 	return to ? HAND_OVER : LEAVE;
 }
 
+/* A client uses one port for two addresses of Services, and nftables may choose the endpoint that the other flow has. It sees nothing of
+ * that flow if that was handed over: so it gives this one an address of the node. */
+INLINE void masquerade(struct __sk_buff *skb, __u32 device)
+{
+	struct device *own = map_lookup(&devices, &device);
+	if (own)
+		skb->mark |= own->masquerade;
+}
+
 /* `segment`: the payload of each segment, if the kernel has joined several. */
 INLINE enum verdict from_client(void *ctx, enum hook hook, struct packet *packet, __u32 device, __u32 segment,
 				struct work *work, struct pod **pod)
@@ -171,10 +181,14 @@ INLINE enum verdict from_client(void *ctx, enum hook hook, struct packet *packet
 	}
 	struct direct_flow *known = map_lookup(&direct_flows, &key);
 	if (packet->is_first) {
-		int is_chosen = choose(&key, known, flow);
+		__u32 is_hidden = 0;
+		int is_chosen = choose(&key, known, flow, &is_hidden);
 		if (!is_chosen) {
 			if (known)
 				map_delete(&direct_flows, &key);
+			/* Those of XDP are never handed over. */
+			if (hook == AT_TC && is_hidden)
+				masquerade(ctx, device);
 			return LEAVE;
 		}
 		if (known && !is_same(&known->endpoint, &flow->endpoint))

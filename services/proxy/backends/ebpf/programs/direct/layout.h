@@ -67,6 +67,8 @@ struct range_key {
 struct device {
 	__u8 hardware_address[6];
 	__u16 zero;
+	/* The bit in the mark of packets that nftables masquerades. */
+	__u32 masquerade;
 };
 
 enum direct_counter {

@@ -59,6 +59,8 @@ pub(crate) struct Targets {
     pub(crate) devices: BTreeMap<u32, Device>,
     /// Bits and address of the trie : what the network has.
     pub(crate) networks: BTreeMap<(u32, [u8; 16]), u32>,
+    /// The bit in the mark of packets that nftables masquerades.
+    pub(crate) masquerade: u32,
 }
 
 /// Written by the backend, read when the maps and programs are compared.
@@ -74,7 +76,7 @@ impl SharedTargets {
 struct DirectMaps {
     services: ServiceMaps,
     networks: LpmTrie<MapData, [u8; 16], u32>,
-    devices: HashMap<MapData, u32, [u8; 8]>,
+    devices: HashMap<MapData, u32, [u8; 12]>,
     counters: PerCpuArray<MapData, u64>,
 }
 
@@ -96,7 +98,7 @@ impl DirectMaps {
         entries.collect()
     }
 
-    fn read_devices(&self) -> Result<BTreeMap<u32, [u8; 8]>, KernelError> {
+    fn read_devices(&self) -> Result<BTreeMap<u32, [u8; 12]>, KernelError> {
         self.devices.iter().map(|entry| entry.map_err(failed_named("read", DEVICES))).collect()
     }
 
@@ -135,10 +137,11 @@ impl Targets {
         (self.networks.len(), self.devices.len())
     }
 
-    fn device_values(&self) -> BTreeMap<u32, [u8; 8]> {
+    fn device_values(&self) -> BTreeMap<u32, [u8; 12]> {
         let value = |device: &Device| {
             let [a, b, c, d, e, f] = device.hardware_address;
-            [a, b, c, d, e, f, 0, 0]
+            let [g, h, i, j] = self.masquerade.to_ne_bytes();
+            [a, b, c, d, e, f, 0, 0, g, h, i, j]
         };
         self.devices.iter().map(|(number, device)| (*number, value(device))).collect()
     }

@@ -86,6 +86,7 @@ impl Direct {
         };
         check_networks(&own.nodes, &pod_networks, size(&maps, NETWORKS))?;
         let targets = SharedTargets::default();
+        targets.get().masquerade = options.mark();
         let kernel: Option<Box<dyn SocketKernel>> = match sizes {
             Some(sizes) => {
                 let kernel = DirectKernel::find(own.hook, targets.clone(), sizes, shared)?;

@@ -251,6 +251,44 @@ fn a_connection_to_an_idle_pod_stays_in_the_network_of_the_node() {
     });
 }
 
+/// One endpoint has replies for both. nftables, which is left the second flow, knows nothing of the first one.
+#[test]
+fn one_port_of_a_client_asks_two_addresses_of_services() {
+    let addresses = [at(NODES[0][0], NODE_PORT), at(EXTERNAL[0], 80)];
+    for protocol in [Protocol::Udp, Protocol::Tcp] {
+        in_world(|world| {
+            let (mut cluster, pods) = start(world, protocol, 0);
+            let port = ServicePort { external_local: true, ..service(protocol, 0, &[0], 0) };
+            cluster.serve_on(0, port.clone());
+            let mut nft = tables(world, protocol, &[0]);
+            nft.set_service(Family::V4, &port.name.service.clone(), vec![port]);
+            world.nodes[0].run(|| nft.sync(Family::V4, Instant::now())).unwrap();
+            let _awake = Awake::new(world, 0);
+            if protocol == Protocol::Udp {
+                let asking = world.client.run(|| UdpSocket::bind("0.0.0.0:0").unwrap());
+                asking.set_read_timeout(Some(ANSWER)).unwrap();
+                for (round, to) in addresses.repeat(3).into_iter().enumerate() {
+                    asking.send_to(b"0", to).unwrap();
+                    let mut buffer = [0; 64];
+                    let (length, from) = asking.recv_from(&mut buffer).unwrap();
+                    assert_eq!(from, to, "{round}: {}", state(&cluster, &pods));
+                    assert!(buffer[..length].starts_with(b"pod0 "));
+                }
+            } else {
+                let mut streams = world.client.run(|| addresses.map(odd::connect_from_one_port));
+                for stream in &mut streams {
+                    assert!(read_line(stream).starts_with("pod0 "), "{}", state(&cluster, &pods));
+                }
+                for _ in 0..3 {
+                    streams.iter_mut().for_each(ping);
+                }
+            }
+            assert!(counts(&cluster, &pods)[0] > 0, "{}", state(&cluster, &pods));
+            assert!(cluster.counted(0)["left_no_endpoint"] > 0, "{}", state(&cluster, &pods));
+        });
+    }
+}
+
 /// A connection that was handed over goes on in the network of the node.
 #[test]
 fn it_ends_with_that_between_pods() {

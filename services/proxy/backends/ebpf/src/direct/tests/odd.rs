@@ -224,6 +224,16 @@ fn two_addresses_with_one_port_of_the_client_are_two_flows() {
     });
 }
 
+/// In the namespace of the client.
+pub(super) fn connect_from_one_port(to: SocketAddr) -> TcpStream {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.set_reuse_address(true).unwrap();
+    socket.bind(&at(CLIENT[0], 7_000).into()).unwrap();
+    socket.set_read_timeout(Some(ANSWER)).unwrap();
+    socket.connect_timeout(&to.into(), ANSWER).unwrap_or_else(|error| panic!("{to}: {error}"));
+    TcpStream::from(socket)
+}
+
 /// Both sides have ended it, or one has broken it off.
 #[test]
 fn a_connection_that_has_ended_leaves_its_port_to_another_address() {
@@ -234,14 +244,7 @@ fn a_connection_that_has_ended_leaves_its_port_to_another_address() {
         let addresses = [at(NODES[0][0], NODE_PORT), at(EXTERNAL[0], 80)];
         for (number, to) in addresses.into_iter().cycle().take(3).enumerate() {
             world.client.run(|| {
-                let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-                socket.set_reuse_address(true).unwrap();
-                socket.bind(&at(CLIENT[0], 7_000).into()).unwrap();
-                socket.set_read_timeout(Some(ANSWER)).unwrap();
-                socket
-                    .connect_timeout(&to.into(), ANSWER)
-                    .unwrap_or_else(|error| panic!("{number}: {error}"));
-                let mut stream = TcpStream::from(socket);
+                let mut stream = connect_from_one_port(to);
                 assert_eq!(read_line(&mut stream), format!("pod0 {}:7000", CLIENT[0]));
                 if number == 0 {
                     socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
