@@ -2,8 +2,8 @@
 //!
 //! Owns: [`EbpfBackend`]. In: calls of the proxy. Out: changes of maps, through [`Sockets`], and those of the backend nft.
 //!
-//! The packet level comes first in every sync: the socket level sends connections to it that it does not decide. Only maps that no program
-//! reads yet are filled at the same time.
+//! The packet level comes first in every sync: the socket level sends connections to it that it does not decide. Only maps of which no
+//! program reads anything yet, or nothing of the family, are filled at the same time.
 
 use std::{net::IpAddr, panic, thread, time::Instant};
 
@@ -117,7 +117,7 @@ impl EbpfBackend {
     /// Of packets and sockets.
     fn sync_both(&mut self, family: Family, now: Instant) -> Result<Outcome, BackendError> {
         let Self { packets, sockets, .. } = self;
-        if !sockets.are_maps_unread() {
+        if !sockets.is_unread(family) {
             return Ok(packets.sync(family, now)?.plus(sockets.sync(family, now)?));
         }
         let (of_packets, of_sockets) = thread::scope(|scope| {

@@ -140,8 +140,12 @@ impl Sockets {
         self.finish(outcome)
     }
 
-    /// No program reads the maps yet: they may be filled at any time. The kernel is asked only before the first sync.
-    pub(crate) fn are_maps_unread(&self) -> bool {
+    /// No program reads what would be filled: the maps, or all that they have of the family. The kernel is asked only before the first
+    /// sync.
+    pub(crate) fn is_unread(&self, family: Family) -> bool {
+        if self.is_empty[family as usize] {
+            return true;
+        }
         let has_synced = Family::ALL.into_iter().any(|family| self.has_synced(family));
         !has_synced && self.kernel.as_ref().is_some_and(|kernel| !kernel.is_read())
     }
