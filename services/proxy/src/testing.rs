@@ -2,7 +2,13 @@
 
 #![allow(dead_code)] // No crate that includes this file uses all of it.
 
-use std::{net::IpAddr, process::Command, thread, time::Duration};
+use std::{
+    io::Write as _,
+    net::IpAddr,
+    process::{Command, Output, Stdio},
+    thread,
+    time::Duration,
+};
 
 use keelson_client::ServiceName;
 use keelson_proxy::{
@@ -56,6 +62,16 @@ pub(crate) fn service_port(service: &ServiceName, name: &str, cluster_ip: IpAddr
         on_node: Vec::new(),
         serving: Vec::new(),
     }
+}
+
+/// Lines are commands for `ip -batch`, of which one process runs all: in a virtual machine a process takes long.
+pub(crate) fn ip_batch(options: &[&str], lines: &str) -> Output {
+    let mut ip = Command::new("ip");
+    ip.args(options).args(["-batch", "-"]);
+    ip.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut ip = ip.spawn().expect("the program ip (package iproute2)");
+    ip.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+    ip.wait_with_output().unwrap()
 }
 
 /// Runs `test` on a thread in a new network namespace with the loopback interface up. Programs and threads that it

@@ -7,7 +7,7 @@ use std::{
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
     path::Path,
-    process::{Command, Stdio},
+    process::Command,
     thread,
     time::Duration,
 };
@@ -16,6 +16,8 @@ use nix::{
     mount::{MsFlags, mount},
     sched::{CloneFlags, setns, unshare},
 };
+
+use crate::testing::ip_batch;
 
 pub(crate) const ANSWER: Duration = Duration::from_secs(10);
 const PREFIXES: [u8; 2] = [24, 64];
@@ -64,15 +66,9 @@ impl Net {
         assert!(done.status.success(), "{program} {arguments}: {error}");
     }
 
-    /// Lines are commands for `ip`, of which one process runs all: in a virtual machine a process takes long.
+    /// Lines are commands for `ip`.
     pub(crate) fn ip(&self, lines: &str) {
-        let done = self.run(|| {
-            let mut ip = Command::new("ip");
-            ip.args(["-batch", "-"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-            let mut ip = ip.spawn().expect("the program ip (package iproute2)");
-            ip.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
-            ip.wait_with_output().unwrap()
-        });
+        let done = self.run(|| ip_batch(&[], lines));
         assert!(done.status.success(), "ip: {lines}: {}", String::from_utf8_lossy(&done.stderr));
     }
 

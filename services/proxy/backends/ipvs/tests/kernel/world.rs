@@ -6,7 +6,7 @@ use std::{
     fs::File,
     io::{Read as _, Write as _},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
-    process::{Command, Output, Stdio},
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -22,7 +22,7 @@ use keelson_proxy::{
 use keelson_proxy_ipvs::Ipvs;
 use nix::sched::{CloneFlags, setns};
 
-use crate::testing::{options, service_port};
+use crate::testing::{ip_batch, options, service_port};
 
 /// The number of the pod is the third part of its address.
 pub(crate) const POD_A: &str = "pod-a";
@@ -36,18 +36,9 @@ pub(crate) fn run(command: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Lines are commands for `ip`, of which one process runs all: in the virtual machine a process takes long.
-fn ip_batch(options: &[&str], lines: &str) {
-    let done = try_ip(&[options, &["-batch", "-"]].concat(), lines);
+fn configure(options: &[&str], lines: &str) {
+    let done = ip_batch(options, lines);
     assert!(done.status.success(), "ip: {lines}: {}", String::from_utf8_lossy(&done.stderr));
-}
-
-fn try_ip(arguments: &[&str], lines: &str) -> Output {
-    let mut ip = Command::new("ip");
-    ip.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut ip = ip.spawn().expect("the program ip (package iproute2)");
-    ip.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
-    ip.wait_with_output().unwrap()
 }
 
 pub(crate) fn settings() -> Options {
@@ -90,7 +81,7 @@ impl Drop for World {
     fn drop(&mut self) {
         // A test that fails in between has made fewer of them.
         let lines: String = self.names.iter().map(|name| format!("netns delete {name}\n")).collect();
-        let _deleted = try_ip(&["-force", "-batch", "-"], &lines);
+        let _deleted = ip_batch(&["-force"], &lines);
     }
 }
 
@@ -105,7 +96,7 @@ impl World {
         ] {
             let (link, host) = (format!("to-{name}"), if name == CLIENT { "7" } else { "1" });
             let second = if name == CLIENT { "addr add 10.0.0.8/24 dev to-client" } else { "" };
-            ip_batch(
+            configure(
                 &[],
                 &format!(
                     "netns add {name}
@@ -116,7 +107,7 @@ impl World {
                      {second}"
                 ),
             );
-            ip_batch(
+            configure(
                 &["-n", name],
                 &format!(
                     "link set lo up
