@@ -74,7 +74,7 @@ impl Flows {
         let open = |name| {
             let data = MapData::from_pin(folder.join(name));
             let data = data.with_context(|| format!("cannot open the map {name} in {}", folder.display()))?;
-            anyhow::Ok(Map::LruHashMap(data).try_into()?)
+            anyhow::Ok(Map::HashMap(data).try_into()?)
         };
         Ok(Some(Self([open("direct_flows")?, open("direct_replies")?])))
     }

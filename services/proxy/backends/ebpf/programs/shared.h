@@ -21,8 +21,9 @@ static long (*const redirect_peer)(__u32 device, __u64 flags) = (void *)BPF_FUNC
 MAP(devices, BPF_MAP_TYPE_HASH, __u32, struct device, 1, BPF_F_NO_PREALLOC);
 MAP(pod_networks, BPF_MAP_TYPE_ARRAY, __u32, struct pod_network, 2, 0);
 
-/* Written by the programs, the former by those of direct return. When one is full, the kernel forgets what was used least recently. */
-MAP(direct_replies, BPF_MAP_TYPE_LRU_HASH, struct direct_key, struct direct_reply, 1, 0);
+/* Written by the programs of direct return; the proxy deletes what has ended. When it is full, new flows are left. */
+MAP(direct_replies, BPF_MAP_TYPE_HASH, struct direct_key, struct direct_reply, 1, 0);
+/* Written by the programs. When it is full, the kernel forgets what was used least recently. */
 MAP(pods, BPF_MAP_TYPE_LRU_HASH, struct address, struct pod, 1, 0);
 
 #define PACKET_TO_THIS_HOST 0

@@ -263,7 +263,7 @@ impl Backend for EbpfBackend {
         let outcome = self.packets.maintain(family, now)?.plus(self.sockets.maintain(family, now)?);
         let outcome = outcome.plus(self.maintain_pods(family, now)?);
         let Some(direct) = &mut self.direct else { return Ok(outcome) };
-        Ok(outcome.plus(direct.sockets.maintain(family, now)?))
+        Ok(outcome.plus(direct.maintain(family, now)?))
     }
 
     fn stop_udp_offload(&mut self, family: Family) -> bool {

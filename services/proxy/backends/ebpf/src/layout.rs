@@ -320,6 +320,35 @@ pub(crate) struct FlowValue {
     pub(crate) other: Remote,
 }
 
+/// A key of `direct_flows` and `direct_replies`: 44 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DirectKey {
+    pub(crate) client: Remote,
+    /// The address of the Service; in replies, the endpoint.
+    pub(crate) other: Remote,
+    pub(crate) protocol: u32,
+}
+
+/// 32 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DirectFlow {
+    pub(crate) number: u32,
+    pub(crate) endpoint: Remote,
+    pub(crate) is_remote: bool,
+    pub(crate) is_handed_over: bool,
+}
+
+/// 32 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DirectReply {
+    /// By CLOCK_MONOTONIC_COARSE.
+    pub(crate) used_ns: u64,
+    pub(crate) service: Remote,
+    pub(crate) is_handed_over: bool,
+    /// Bits of `programs/direct/layout.h`.
+    pub(crate) state: u16,
+}
+
 /// Bytes as the kernel has them. `from_bytes` takes whatever is there.
 pub(crate) trait Layout<const N: usize>: Sized {
     fn to_bytes(self) -> [u8; N];

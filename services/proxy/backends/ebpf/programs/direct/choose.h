@@ -9,47 +9,47 @@
 #define CLAIM_NS (60 * NANOSECONDS)
 #define ATTEMPTS 4
 
-/* An element that is used again after as long as this is written anew: the kernel may be forgetting it at this very moment. */
-#define WRITE_AGAIN_NS NANOSECONDS
-
 /* Whether replies of this endpoint to this client may show this address of a Service, because they do or because nothing else
  * claims them. `is_hidden`: the network of the node does not see the flow that does. */
 INLINE int may_claim(const struct direct_key *back, const struct endpoint *service, __u32 *is_hidden)
 {
 	struct direct_reply *known = map_lookup(&direct_replies, back);
-	if (!known || known->ended == ENDED || is_same(&known->service, service) ||
+	if (!known || has_ended(known->state) || is_same(&known->service, service) ||
 	    coarse_now_ns() - known->used_ns > CLAIM_NS)
 		return 1;
 	*is_hidden |= known->is_handed_over;
 	return 0;
 }
 
-enum claim {
-	/* There is no memory, or replies are of another flow by now. */
-	CLAIM_FAILED,
-	CLAIM_KEPT,
-	CLAIM_WRITTEN,
-};
-
-INLINE enum claim claim(const struct packet *packet, const struct direct_key *back, const struct endpoint *service,
-			__u16 is_handed_over)
+/* The state of a flow after a packet of the client, which is the first one after `idle` nanoseconds. */
+INLINE __u16 next_state(const struct packet *packet, __u16 state, __u64 idle)
 {
+	if (packet->protocol == UDP)
+		return state | (idle >= NANOSECONDS ? LASTS : 0);
+	if (packet->is_first)
+		/* Sent again, or made up by another client, while the connection lasts. */
+		return has_ended(state) ? state & ONE_SIDED : state;
+	return (state & ~RESET) | news(packet, ENDED_BY_CLIENT);
+}
+
+/* Replies of this endpoint to this client show this address of a Service. 0: there is no room, or they are of another flow by now. */
+INLINE int claim(const struct packet *packet, const struct direct_key *back, const struct endpoint *service,
+		 __u16 is_handed_over, __u16 is_one_sided)
+{
+	__u64 now = coarse_now_ns();
 	struct direct_reply *known = map_lookup(&direct_replies, back);
-	struct direct_reply reply = {
-		.used_ns = coarse_now_ns(), .service = *service, .is_handed_over = is_handed_over};
 	if (known && is_same(&known->service, service)) {
-		reply.ended = packet->is_first ? 0 : known->ended | ended(packet, ENDED_BY_CLIENT);
-		if (reply.used_ns - known->used_ns < WRITE_AGAIN_NS) {
-			known->used_ns = reply.used_ns;
-			known->is_handed_over = is_handed_over;
-			known->ended = reply.ended;
-			return CLAIM_KEPT;
-		}
-	} else if (known && !packet->is_first && known->ended != ENDED) {
-		/* A late packet of a flow that had the endpoint before. */
-		return CLAIM_FAILED;
+		known->state = next_state(packet, known->state, now - known->used_ns);
+		known->is_handed_over = is_handed_over;
+		known->used_ns = now;
+		return 1;
 	}
-	return map_update(&direct_replies, back, &reply, BPF_ANY) ? CLAIM_FAILED : CLAIM_WRITTEN;
+	/* A late packet of a flow that had the endpoint before. */
+	if (known && !packet->is_first && !has_ended(known->state))
+		return 0;
+	struct direct_reply reply = {.used_ns = now, .service = *service, .is_handed_over = is_handed_over};
+	reply.state = next_state(packet, is_one_sided ? ONE_SIDED : 0, 0);
+	return !map_update(&direct_replies, back, &reply, BPF_ANY);
 }
 
 INLINE struct direct_key back_of(const struct direct_key *key, const struct endpoint *endpoint)
@@ -117,15 +117,19 @@ INLINE int choose(const struct direct_key *key, const struct direct_flow *known,
 	return 0;
 }
 
-/* Remembers both directions. 0: there is no memory; then nothing is remembered. */
+/* Remembers both directions. 0: there is no room; then nothing is remembered. */
 INLINE int remember(const struct packet *packet, const struct direct_key *key, const struct direct_flow *known,
 		    const struct direct_flow *flow)
 {
 	struct direct_key back = back_of(key, &flow->endpoint);
 	int is_new = !known || !is_same(&known->endpoint, &flow->endpoint) || known->number != flow->number;
 	int differs = is_new || known->is_handed_over != flow->is_handed_over;
-	enum claim claimed = claim(packet, &back, &key->other, flow->is_handed_over);
-	if (!claimed || ((differs || claimed == CLAIM_WRITTEN) && map_update(&direct_flows, key, flow, BPF_ANY))) {
+	if (!claim(packet, &back, &key->other, flow->is_handed_over, flow->is_remote)) {
+		count(LEFT_FULL);
+		return 0;
+	}
+	if (differs && map_update(&direct_flows, key, flow, BPF_ANY)) {
+		map_delete(&direct_replies, &back);
 		count(LEFT_FULL);
 		return 0;
 	}

@@ -27,7 +27,8 @@ INLINE int find_service(struct packet *packet, struct endpoint *service)
 	if (!reply)
 		return 0;
 	reply->used_ns = coarse_now_ns();
-	reply->ended |= ended(packet, ENDED_BY_ENDPOINT);
+	if (packet->protocol == TCP)
+		reply->state |= news(packet, ENDED_BY_ENDPOINT);
 	*service = reply->service;
 	if (packet->fragment == FIRST_FRAGMENT)
 		map_update(&reply_fragments, &fragment, &service->address, BPF_ANY);

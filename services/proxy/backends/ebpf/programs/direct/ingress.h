@@ -47,7 +47,7 @@ INLINE void take_notice(void *ctx, enum hook hook, struct packet *packet)
 		count(LEFT_NOTICE);
 		return;
 	}
-	if (!claim(packet, &back, &packet->service, 0)) {
+	if (!claim(packet, &back, &packet->service, 0, 1)) {
 		count(LEFT_FULL);
 		return;
 	}

@@ -27,13 +27,20 @@ struct direct_reply {
 	struct endpoint service;
 	/* As of the flow. */
 	__u16 is_handed_over;
-	/* Who has ended the connection of TCP. */
-	__u16 ended;
+	/* For how long the proxy lets the flow be idle: see src/direct/flows.rs. */
+	__u16 state;
 };
 
+/* Who has ended the connection of TCP. */
 #define ENDED_BY_CLIENT 1
 #define ENDED_BY_ENDPOINT 2
 #define ENDED 3
+/* One side has reset it, and the client has not sent anything since. */
+#define RESET 4
+/* TCP: more than the opening was seen. UDP: the client has sent again after a second. */
+#define LASTS 8
+/* What the other side sends does not pass this node. */
+#define ONE_SIDED 16
 
 /* Fragments of a reply: those after the first one have no ports. */
 struct fragment_key {

@@ -24,8 +24,9 @@ static long (*const redirect)(__u32 device, __u64 flags) = (void *)BPF_FUNC_redi
 MAP(networks, BPF_MAP_TYPE_LPM_TRIE, struct network_key, __u32, 1, BPF_F_NO_PREALLOC);
 MAP(source_ranges, BPF_MAP_TYPE_LPM_TRIE, struct range_key, __u32, 1, BPF_F_NO_PREALLOC);
 
-/* Written by the programs. When one is full, the kernel forgets what was used least recently. */
-MAP(direct_flows, BPF_MAP_TYPE_LRU_HASH, struct direct_key, struct direct_flow, 1, 0);
+/* Written by the programs; of flows, the proxy deletes what has ended. When it is full, new flows are left. */
+MAP(direct_flows, BPF_MAP_TYPE_HASH, struct direct_key, struct direct_flow, 1, 0);
+/* Written by the programs. When it is full, the kernel forgets what was used least recently. */
 MAP(reply_fragments, BPF_MAP_TYPE_LRU_HASH, struct fragment_key, struct address, 1, 0);
 MAP(direct_counters, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, DIRECT_COUNTERS, 0);
 

@@ -63,8 +63,9 @@ struct packet {
 	__u8 has_options;
 	/* May begin a flow: a SYN without ACK, or a datagram. */
 	__u8 is_first;
-	/* Of TCP: FIN and RST. */
+	/* Of TCP. */
 	__u8 has_fin;
+	__u8 has_syn;
 	__u8 has_rst;
 	/* The header of IPv4 with a notice, or that of IPv6. */
 	union {
@@ -129,12 +130,17 @@ INLINE void set_mapped(struct address *address, __be32 four)
 	address->words[3] = four;
 }
 
-/* What a packet of this side ends. */
-INLINE __u16 ended(const struct packet *packet, __u16 side)
+/* What a packet of this side adds to the state of its connection of TCP. */
+INLINE __u16 news(const struct packet *packet, __u16 side)
 {
 	if (packet->has_rst)
-		return ENDED;
-	return packet->has_fin ? side : 0;
+		return RESET;
+	return (packet->has_syn ? 0 : LASTS) | (packet->has_fin ? side : 0);
+}
+
+INLINE int has_ended(__u16 state)
+{
+	return (state & ENDED) == ENDED || state & RESET;
 }
 
 /* Ports, and whether a flow may begin or end. 0: the header does not fit. */
@@ -160,6 +166,7 @@ INLINE int read_transport(void *ctx, enum hook hook, struct packet *packet)
 	/* SYN of the flags FIN, SYN, RST and ACK. */
 	packet->is_first = (flags[1] & 0x17) == 0x02;
 	packet->has_fin = flags[1] & 0x01;
+	packet->has_syn = !!(flags[1] & 0x02);
 	packet->has_rst = !!(flags[1] & 0x04);
 	packet->headers = before + (flags[0] >> 4) * 4;
 	return flags[0] >> 4 >= 5 && (packet->fragment || packet->headers <= packet->length);

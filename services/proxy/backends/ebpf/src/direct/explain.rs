@@ -10,10 +10,10 @@ use keelson_proxy::{
     model::Family,
 };
 
-use super::Direct;
+use super::{Direct, layout::FLOWS};
 use crate::{
     explain::Context,
-    layout::{MapName, SOURCE_RANGES, SetKind},
+    layout::{MapName, REPLIES, SOURCE_RANGES, SetKind},
     sockets::usual_capacity,
 };
 
@@ -95,15 +95,16 @@ impl Direct {
     pub(crate) fn map_fills(&self) -> Vec<MapFill> {
         let usage = Family::ALL.map(|family| self.sockets.plan.usage(family));
         let capacity = usual_capacity();
-        let slots = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
+        let size = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
         let fill = |map, elements, max| MapFill { map, elements, max };
         let (networks, devices) = self.targets.get().numbers();
+        let remembered = self.flows.counts();
         vec![
             fill("direct_frontends", usage.iter().map(|usage| usage.frontends).sum(), capacity.frontends),
             fill("direct_sets", usage.iter().map(|usage| usage.sets).sum(), capacity.sets),
             fill("direct_members", usage.iter().map(|usage| usage.members).sum(), capacity.members),
             // Each family has the slots of both.
-            fill("direct_slots", slots(usage[0].slots), slots(capacity.slots)),
+            fill("direct_slots", size(usage[0].slots), size(capacity.slots)),
             fill(
                 SOURCE_RANGES.name,
                 usage.iter().map(|usage| usage.source_ranges).sum(),
@@ -111,6 +112,8 @@ impl Direct {
             ),
             fill("networks", networks, self.max_networks),
             fill("devices", devices, self.max_devices),
+            fill(FLOWS.name, remembered.flows, size(FLOWS.max_entries)),
+            fill(REPLIES.name, remembered.replies, size(REPLIES.max_entries)),
         ]
     }
 }

@@ -6,11 +6,11 @@
 use crate::layout::{self, MAPS, MapDefinition, MapName, map};
 
 /// Part of the name of the folder with the pinned maps.
-pub(crate) const LAYOUT: u32 = 2;
+pub(crate) const LAYOUT: u32 = 3;
 
 pub(crate) const NETWORKS: &str = "networks";
 pub(crate) const DEVICES: &str = layout::DEVICES.name;
-pub(crate) const FLOWS: &str = "direct_flows";
+pub(crate) const FLOWS: MapDefinition = map("direct_flows", 44, 32, 131_072);
 pub(crate) const FRAGMENTS: &str = "reply_fragments";
 pub(crate) const COUNTERS: &str = "direct_counters";
 
@@ -24,7 +24,7 @@ pub(crate) const DIRECT_MAPS: [MapDefinition; 14] = [
     map(NETWORKS, 20, 4, 16_384),
     layout::SOURCE_RANGES,
     layout::DEVICES,
-    map(FLOWS, 44, 32, 131_072),
+    FLOWS,
     layout::REPLIES,
     map(FRAGMENTS, 40, 16, 4_096),
     map(COUNTERS, 4, 8, DirectCounter::ALL.len() as u32),
@@ -132,7 +132,10 @@ pub(crate) const NETWORK_PODS: u32 = 2;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::tests::assert_sizes;
+    use crate::{
+        direct::flows::{ENDED_BY_CLIENT, ENDED_BY_ENDPOINT, LASTS, ONE_SIDED, RESET},
+        layout::tests::assert_sizes,
+    };
 
     /// The compiler of the programs compares the sizes and the number of counters with [`DIRECT_MAPS`].
     #[test]
@@ -146,7 +149,7 @@ mod tests {
             (NETWORKS, "struct network_key", "__u32"),
             (layout::SOURCE_RANGES.name, "struct range_key", "__u32"),
             (DEVICES, "__u32", "struct device"),
-            (FLOWS, "struct direct_key", "struct direct_flow"),
+            (FLOWS.name, "struct direct_key", "struct direct_flow"),
             (layout::REPLIES.name, "struct direct_key", "struct direct_reply"),
             (FRAGMENTS, "struct fragment_key", "struct address"),
             (COUNTERS, "__u32", "__u64"),
@@ -160,6 +163,8 @@ mod tests {
             format!("PACKET_HANDED_OVER == {}", DirectCounter::PacketHandedOver as u32),
             format!("LEFT_INSIDE == {}", DirectCounter::LeftInside as u32),
             format!("MEMBER_HERE == {}", crate::layout::MEMBER_HERE),
+            format!("ENDED_BY_CLIENT == {ENDED_BY_CLIENT} && ENDED_BY_ENDPOINT == {ENDED_BY_ENDPOINT}"),
+            format!("RESET == {RESET} && LASTS == {LASTS} && ONE_SIDED == {ONE_SIDED}"),
             format!("NETWORK_NODES == {NETWORK_NODES} && NETWORK_PODS == {NETWORK_PODS}"),
         ];
         assert_sizes("shared.h", &DIRECT_MAPS, &types, &facts);

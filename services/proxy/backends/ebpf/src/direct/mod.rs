@@ -7,9 +7,10 @@
 //! It is a level of its own beside the socket level (docs/decisions/0078): the same plan with other rules, maps of the same
 //! layout, and other programs. What it does not decide is left to the packet level.
 //!
-//! The modules: `layout` and `kernel` (maps, programs).
+//! The modules: `layout` and `kernel` (maps, programs), `flows` (what programs remember of flows that have ended).
 
 mod explain;
+mod flows;
 mod kernel;
 mod layout;
 
@@ -18,14 +19,16 @@ use std::{collections::BTreeMap, net::IpAddr, time::Instant};
 use ipnet::IpNet;
 use keelson_proxy::{
     addresses::{Interface, matching},
+    backend::Outcome,
     model::Family,
     options::{DetectLocal, Detector, DirectReturnHook, DirectReturnOptions, NodeConfig, Options},
 };
 use nix::ifaddrs::getifaddrs;
 
 use self::{
+    flows::FlowSweeper,
     kernel::{Device, DirectKernel, SharedTargets},
-    layout::{DEVICES, NETWORK_NODES, NETWORK_PODS, NETWORKS},
+    layout::{DEVICES, FLOWS, NETWORK_NODES, NETWORK_PODS, NETWORKS},
 };
 use crate::{
     kernel::{Hook, KernelError, Shared, Sizes, SocketKernel},
@@ -55,6 +58,7 @@ pub(crate) struct Direct {
     hands_over: bool,
     /// Devices for which the map has no room.
     left_devices: Vec<String>,
+    flows: FlowSweeper,
 }
 
 impl Direct {
@@ -109,6 +113,7 @@ impl Direct {
             max_devices: size(&maps, DEVICES),
             hands_over,
             left_devices: Vec::new(),
+            flows: FlowSweeper::default(),
         };
         direct.set_networks();
         Ok(direct)
@@ -191,6 +196,14 @@ impl Direct {
         self.sockets.begin_check(family, now)
     }
 
+    pub(crate) fn maintain(&mut self, family: Family, now: Instant) -> Result<Outcome, KernelError> {
+        let kernel = self.sockets.kernel().filter(|_| self.sockets.is_attached());
+        if let Some(kernel) = kernel {
+            self.flows.start_if_due(kernel.maps_folder(), now);
+        }
+        self.sockets.maintain(family, now)
+    }
+
     pub(crate) fn limitations(&self) -> Vec<String> {
         let mut limitations = Vec::new();
         if self.options.nodes.is_empty() {
@@ -221,6 +234,8 @@ impl Direct {
                 texts.map(|decisions| format!("{} {}", decisions.total, decisions.text)).collect();
             let text = if texts.is_empty() { "no packet yet".to_owned() } else { texts.join(", ") };
             lines.push(format!("direct return: {text}"));
+            let flows = self.flows.counts().flows;
+            lines.push(format!("direct return: {flows} flows remembered, of {}", FLOWS.max_entries));
         }
         lines
     }

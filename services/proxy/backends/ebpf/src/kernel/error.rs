@@ -72,6 +72,8 @@ pub(crate) enum KernelError {
     Filters(io::Error),
     #[error("cannot list the devices of this node (rtnetlink): {0}")]
     Links(io::Error),
+    #[error("cannot read the clock (CLOCK_MONOTONIC_COARSE): {0}")]
+    Clock(nix::Error),
     #[error("cannot {action} {path}: {error}")]
     File { action: &'static str, path: PathBuf, error: io::Error },
     #[error("the backend was opened to print; it cannot write maps")]

@@ -3,7 +3,8 @@
 //! Owns: [`Layout`] of each type. In and out: bytes. Numbers have the order of the machine, ports that of the network.
 
 use super::{
-    Address, FlowKey, FlowValue, FrontendKey, Layout, MemberKey, Remote, SetKey, SetValue, SlotValue,
+    Address, DirectFlow, DirectKey, DirectReply, FlowKey, FlowValue, FrontendKey, Layout, MemberKey, Remote,
+    SetKey, SetValue, SlotValue,
 };
 
 /// Puts parts one behind the other; what is left is zero.
@@ -150,6 +151,49 @@ impl Layout<24> for FlowValue {
 
     fn from_bytes(bytes: [u8; 24]) -> Self {
         Self { number: number(&bytes, 0), other: remote(&bytes, 4) }
+    }
+}
+
+impl Layout<44> for DirectKey {
+    fn to_bytes(self) -> [u8; 44] {
+        Writer::new().remote(self.client).remote(self.other).number(self.protocol).bytes
+    }
+
+    fn from_bytes(bytes: [u8; 44]) -> Self {
+        Self { client: remote(&bytes, 0), other: remote(&bytes, 20), protocol: number(&bytes, 40) }
+    }
+}
+
+impl Layout<32> for DirectFlow {
+    fn to_bytes(self) -> [u8; 32] {
+        let writer = Writer::new().number(self.number).remote(self.endpoint);
+        writer.number(self.is_remote.into()).number(self.is_handed_over.into()).bytes
+    }
+
+    fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self {
+            number: number(&bytes, 0),
+            endpoint: remote(&bytes, 4),
+            is_remote: number(&bytes, 24) != 0,
+            is_handed_over: number(&bytes, 28) != 0,
+        }
+    }
+}
+
+impl Layout<32> for DirectReply {
+    fn to_bytes(self) -> [u8; 32] {
+        let writer = Writer::new().put(&self.used_ns.to_ne_bytes()).remote(self.service);
+        let is_handed_over = u16::from(self.is_handed_over);
+        writer.put(&is_handed_over.to_ne_bytes()).put(&self.state.to_ne_bytes()).bytes
+    }
+
+    fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self {
+            used_ns: u64::from_ne_bytes(part(&bytes, 0)),
+            service: remote(&bytes, 8),
+            is_handed_over: u16::from_ne_bytes(part(&bytes, 28)) != 0,
+            state: u16::from_ne_bytes(part(&bytes, 30)),
+        }
     }
 }
 

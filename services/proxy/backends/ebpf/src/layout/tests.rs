@@ -25,6 +25,9 @@ fn values_are_what_their_bytes_say() {
         same(MemberKey { number: u32::MAX, remote });
         same(FlowKey { socket: u64::MAX - 1, remote });
         same(FlowValue { number: 9, other: remote });
+        same(DirectKey { client: remote, other: remote, protocol: 17 });
+        same(DirectFlow { number: 2, endpoint: remote, is_remote: true, is_handed_over: false });
+        same(DirectReply { used_ns: u64::MAX - 2, service: remote, is_handed_over: true, state: 9 });
         same(FrontendKey { address: remote.address, port: 53, protocol: 17, is_node_port: true });
     }
     same(SetKey::new(3, SetKind::Local).with_ranges(true));

@@ -1,7 +1,5 @@
 //! Full maps.
 
-use aya::maps::{HashMap, Map, MapData};
-
 use super::*;
 
 fn addresses(from: u8, count: u8) -> Vec<IpNet> {
@@ -63,34 +61,6 @@ fn a_full_map_of_source_ranges_has_room_again_in_the_next_sync() {
         let full = sync(others);
         assert!(matches!(full, Err(KernelError::Full { map: MapName::SourceRanges })), "{full:?}");
         sync(others).unwrap();
-    });
-}
-
-/// The kernel may be forgetting what has not been used for long, and then a change of its memory is lost: the reply would show the
-/// endpoint's address. So it is written anew.
-#[test]
-fn an_idle_flow_that_goes_on_is_written_anew() {
-    /// What no program sets: the padding of the Service's endpoint.
-    const MARK: usize = 8 + 18;
-    in_world(|world| {
-        let mut cluster = Cluster::new(world, DirectReturnHook::Tc, small_sizes());
-        serve_all(world, Protocol::Udp, 0);
-        cluster.serve(Protocol::Udp, 0, &[0]);
-        let socket = world.client.run(|| udp_socket(at(NODES[0][0], NODE_PORT)));
-        let answer = exchange(&socket, "0");
-        assert!(answer.starts_with("pod0 "), "{answer}");
-        let pin = cluster.levels[0].sockets.kernel().unwrap().maps_folder().join(REPLIES.name);
-        let map = Map::LruHashMap(MapData::from_pin(pin).unwrap());
-        let mut replies = HashMap::<_, [u8; 44], [u8; 32]>::try_from(map).unwrap();
-        let keys: Vec<[u8; 44]> = replies.keys().collect::<Result<_, _>>().unwrap();
-        let [key] = keys[..] else { panic!("{} flows", keys.len()) };
-        let mut value = replies.get(&key, 0).unwrap();
-        // Used when the machine started.
-        value[..8].fill(0);
-        value[MARK] = 1;
-        replies.insert(key, value, 0).unwrap();
-        assert_eq!(exchange(&socket, "0"), answer);
-        assert_eq!(replies.get(&key, 0).unwrap()[MARK], 0);
     });
 }
 

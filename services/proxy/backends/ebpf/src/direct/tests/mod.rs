@@ -41,6 +41,7 @@ use crate::{
     testing::{options, service_port},
 };
 
+mod flows;
 mod hand_over;
 mod life;
 mod limits;
@@ -138,7 +139,7 @@ fn endpoint(at: SocketAddr) -> Endpoint {
 
 fn small_sizes() -> Sizes {
     let mut sizes = usual_sizes(false);
-    sizes.extend([(layout::FLOWS, 4_096), (REPLIES.name, 4_096), ("slots", 1_024)]);
+    sizes.extend([(layout::FLOWS.name, 4_096), (REPLIES.name, 4_096), ("slots", 1_024)]);
     sizes
 }
 

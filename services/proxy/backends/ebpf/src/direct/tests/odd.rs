@@ -1,4 +1,4 @@
-//! Fragments, options, malformed and forged packets, and full maps.
+//! Fragments, options, malformed and forged packets.
 
 use std::process::Command;
 
@@ -56,6 +56,19 @@ fn send(world: &World, to: &str, packet: &[u8]) {
         let socket = Socket::new(domain, Type::RAW, Some(socket2::Protocol::from(255))).unwrap();
         socket.send_to(packet, &SockAddr::from(to)).unwrap();
     });
+}
+
+pub(super) const SYN: u8 = 0x02;
+pub(super) const RST: u8 = 0x04;
+
+/// Sends a packet of TCP without a place in any connection from a port of the client.
+pub(super) fn send_tcp(world: &World, port: u16, to: (&str, u16), flags: u8) {
+    let ports = [port.to_be_bytes(), to.1.to_be_bytes()].concat();
+    let head = [&ports[..], &[1, 2, 3, 4, 0, 0, 0, 0, 0x50, flags, 0x10, 0]].concat();
+    let sum = checksum(&[&octets(CLIENT[0]), &octets(to.0), &[0, 6, 0, 20], &head, &[0; 4]]);
+    let mut packet = ipv4(to.0, &[], 0, &[&head, &sum.to_be_bytes()[..], &[0, 0]].concat());
+    packet[9] = 6;
+    send(world, to.0, &packet);
 }
 
 /// A socket of the client at a port that the packets name.
@@ -256,29 +269,6 @@ fn a_connection_that_has_ended_leaves_its_port_to_another_address() {
         }
         let counted = cluster.counted(0);
         assert_eq!((counted["left_no_endpoint"], counted["left_full"]), (0, 0), "{counted:?}");
-    });
-}
-
-/// More flows than the maps remember: the oldest are forgotten, and nothing else.
-#[test]
-fn full_maps_forget_the_oldest_flows() {
-    in_world(|world| {
-        let mut sizes = small_sizes();
-        sizes.extend([(layout::FLOWS, 128), (REPLIES.name, 128)]);
-        let mut cluster = Cluster::new(world, DirectReturnHook::Tc, sizes);
-        serve_all(world, Protocol::Udp, 0);
-        cluster.serve(Protocol::Udp, 0, &[0, 1]);
-        let to = at(NODES[0][0], NODE_PORT);
-        let sockets: Vec<UdpSocket> = world.client.run(|| (0..600).map(|_| udp_socket(to)).collect());
-        for socket in &sockets {
-            assert!(exchange(socket, "0").starts_with("pod"));
-        }
-        assert!(cluster.counted(0)["flow_here"] + cluster.counted(0)["flow_remote"] >= 600);
-        // Those that were forgotten begin again.
-        for socket in sockets.iter().step_by(50) {
-            assert!(exchange(socket, "0").starts_with("pod"));
-        }
-        assert_eq!(cluster.counted(0)["left_full"], 0);
     });
 }
 

@@ -1,0 +1,174 @@
+//! What programs remember of flows, when it is deleted, and when there is no room for more.
+
+use aya::maps::{HashMap, Map, MapData};
+
+use super::*;
+use crate::{
+    direct::flows::{ENDED_BY_CLIENT, ENDED_BY_ENDPOINT, LASTS, ONE_SIDED, RESET},
+    layout::{DirectKey, DirectReply, Layout as _, MapDefinition},
+};
+
+type FlowMap = HashMap<MapData, [u8; 44], [u8; 32]>;
+
+fn open_map(cluster: &Cluster<'_>, n: usize, map: MapDefinition) -> FlowMap {
+    let pin = cluster.levels[n].sockets.kernel().unwrap().maps_folder().join(map.name);
+    Map::HashMap(MapData::from_pin(pin).unwrap()).try_into().unwrap()
+}
+
+/// States by the port of the client.
+fn states(cluster: &Cluster<'_>, n: usize) -> BTreeMap<u16, u16> {
+    let entries = open_map(cluster, n, REPLIES);
+    let entries = entries.iter().map(Result::unwrap);
+    entries
+        .map(|(key, value)| (DirectKey::from_bytes(key).client.port, DirectReply::from_bytes(value).state))
+        .collect()
+}
+
+/// How many flows and replies are left after a sweep so many seconds from now.
+fn sweep_after(cluster: &mut Cluster<'_>, n: usize, seconds: u64) -> [usize; 2] {
+    let level = &mut cluster.levels[n];
+    level.maintain(Family::V4, Instant::now() + Duration::from_secs(seconds)).unwrap();
+    let begun = Instant::now();
+    while level.flows.is_busy() {
+        assert!(begun.elapsed() < ANSWER, "the sweep does not end");
+        thread::sleep(Duration::from_millis(5));
+    }
+    [layout::FLOWS, REPLIES].map(|map| open_map(cluster, n, map).keys().count())
+}
+
+fn port(stream: &TcpStream) -> u16 {
+    stream.local_addr().unwrap().port()
+}
+
+fn end(mut stream: TcpStream) {
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+}
+
+#[test]
+fn flows_are_deleted_when_they_have_ended_or_are_idle() {
+    in_world(|world| {
+        let mut cluster = Cluster::new(world, DirectReturnHook::Tc, small_sizes());
+        serve_all(world, Protocol::Tcp, 0);
+        cluster.serve(Protocol::Tcp, 0, &[0]);
+        let to = at(NODES[0][0], NODE_PORT);
+        let open = || world.client.run(|| connect(to).0);
+        let (mut lasting, ended, reset) = (open(), open(), open());
+        let ports = [&lasting, &ended, &reset].map(port);
+        world.client.run(|| {
+            end(ended);
+            socket2::SockRef::from(&reset).set_linger(Some(Duration::ZERO)).unwrap();
+            drop(reset);
+        });
+        let seen = states(&cluster, 0);
+        let state = ports.map(|port| seen[&port]);
+        assert_eq!(state, [LASTS, LASTS | ENDED_BY_CLIENT | ENDED_BY_ENDPOINT, LASTS | RESET]);
+
+        assert_eq!(sweep_after(&mut cluster, 0, 0), [3, 3], "nothing is old");
+        assert_eq!(sweep_after(&mut cluster, 0, 31), [2, 2], "what both have ended is");
+        assert_eq!(sweep_after(&mut cluster, 0, 301), [1, 1]);
+        lasting.write_all(b"x").unwrap();
+        assert_eq!(lasting.read(&mut [0]).unwrap(), 1, "an idle connection goes on");
+    });
+}
+
+#[test]
+fn datagrams_that_go_on_for_longer_are_remembered_for_longer() {
+    in_world(|world| {
+        let mut cluster = Cluster::new(world, DirectReturnHook::Tc, small_sizes());
+        serve_all(world, Protocol::Udp, 0);
+        cluster.serve(Protocol::Udp, 0, &[0]);
+        let to = at(NODES[0][0], NODE_PORT);
+        let sockets = world.client.run(|| [udp_socket(to), udp_socket(to)]);
+        for socket in &sockets {
+            assert!(exchange(socket, "0").starts_with("pod0 "));
+        }
+        thread::sleep(Duration::from_millis(1_100));
+        assert!(exchange(&sockets[1], "0").starts_with("pod0 "));
+        let states = states(&cluster, 0);
+        let state = sockets.each_ref().map(|socket| states[&socket.local_addr().unwrap().port()]);
+        assert_eq!(state, [0, LASTS]);
+        assert_eq!(sweep_after(&mut cluster, 0, 31), [1, 1]);
+        assert_eq!(sweep_after(&mut cluster, 0, 121), [0, 0]);
+        assert!(exchange(&sockets[1], "0").starts_with("pod0 "), "it begins again");
+    });
+}
+
+/// Each of the two nodes sees one direction.
+#[test]
+fn nodes_that_see_one_side_of_a_connection_forget_it_sooner() {
+    in_world(|world| {
+        let mut cluster = Cluster::new(world, DirectReturnHook::Tc, small_sizes());
+        serve_all(world, Protocol::Tcp, 0);
+        cluster.serve(Protocol::Tcp, 0, &[1]);
+        let (lasting, ended) = world.client.run(|| {
+            let to = at(NODES[0][0], NODE_PORT);
+            let (lasting, ended) = (connect(to).0, connect(to).0);
+            let port = port(&ended);
+            end(ended);
+            (lasting, port)
+        });
+        for (n, side) in [ENDED_BY_CLIENT, ENDED_BY_ENDPOINT].into_iter().enumerate() {
+            let states = states(&cluster, n);
+            assert_eq!(states[&port(&lasting)], LASTS | ONE_SIDED, "node {n}");
+            assert_eq!(states[&ended], LASTS | ONE_SIDED | side, "node {n}");
+            let flows = if n == 0 { 1 } else { 0 };
+            assert_eq!(sweep_after(&mut cluster, n, 121), [flows, 1], "node {n}");
+        }
+    });
+}
+
+/// More flows than there is room for: new ones are left to nftables, and the others go on.
+#[test]
+fn full_maps_leave_new_flows_and_end_none() {
+    const ROOM: usize = 128;
+    // Flows have no room first, or replies.
+    for (flows, replies) in [(128, 256), (256, 128)] {
+        in_world(|world| {
+            let mut sizes = small_sizes();
+            sizes.extend([(layout::FLOWS.name, flows), (REPLIES.name, replies)]);
+            let mut cluster = Cluster::new(world, DirectReturnHook::Tc, sizes);
+            serve_all(world, Protocol::Udp, 0);
+            cluster.serve(Protocol::Udp, 0, &[0, 1]);
+            let to = at(NODES[0][0], NODE_PORT);
+            let sockets: Vec<UdpSocket> =
+                world.client.run(|| (0..2 * ROOM).map(|_| udp_socket(to)).collect());
+            let ask = || sockets.iter().map(|socket| exchange(socket, "0").starts_with("pod"));
+            let begun: Vec<bool> = ask().collect();
+            assert_eq!(begun.iter().filter(|is_pod| **is_pod).count(), ROOM);
+            assert_eq!(cluster.counted(0)["left_full"], ROOM as u64);
+            assert_eq!(ask().collect::<Vec<_>>(), begun, "each stays where it is");
+            for n in [0, 1] {
+                assert_eq!(sweep_after(&mut cluster, n, 31), [0, 0]);
+            }
+            assert!(ask().take(ROOM).all(|is_pod| is_pod), "there is room again");
+        });
+    }
+}
+
+/// Who knows the ports of a connection can make up packets of its client.
+#[test]
+fn packets_that_are_made_up_do_not_shorten_the_life_of_a_connection() {
+    in_world(|world| {
+        let mut cluster = Cluster::new(world, DirectReturnHook::Tc, small_sizes());
+        serve_all(world, Protocol::Tcp, 0);
+        cluster.serve(Protocol::Tcp, 0, &[0]);
+        let (mut stream, _) = world.client.run(|| connect(at(NODES[0][0], NODE_PORT)));
+        let port = port(&stream);
+        let ping = |stream: &mut TcpStream| {
+            stream.write_all(b"x").unwrap();
+            assert_eq!(stream.read(&mut [0]).unwrap(), 1);
+        };
+        ping(&mut stream);
+        for (flags, state) in [(odd::SYN, LASTS), (odd::RST, LASTS | RESET)] {
+            odd::send_tcp(world, port, (NODES[0][0], NODE_PORT), flags);
+            let begun = Instant::now();
+            while states(&cluster, 0)[&port] != state {
+                assert!(begun.elapsed() < ANSWER, "{:?}", states(&cluster, 0));
+                thread::sleep(Duration::from_millis(5));
+            }
+            ping(&mut stream);
+            assert_eq!(states(&cluster, 0)[&port], LASTS, "flags {flags}");
+        }
+    });
+}
