@@ -27,7 +27,7 @@ INLINE __u16 next_state(const struct packet *packet, __u16 state, __u64 idle)
 	if (packet->protocol == UDP)
 		return state | (idle >= NANOSECONDS ? LASTS : 0);
 	if (packet->is_first)
-		/* Sent again, or made up by another client, while the connection lasts. */
+		/* Sent again or forged, while the connection lasts. */
 		return has_ended(state) ? state & ONE_SIDED : state;
 	return (state & ~RESET) | news(packet, ENDED_BY_CLIENT);
 }

@@ -3,8 +3,8 @@
 //! Owns: [`FlowSweeper`], and its thread while there is work; for how long a flow may be idle. In: the pinned maps of flows and
 //! replies, which the programs write. Out: deletions, so that new flows have room; the number of those that are left.
 //!
-//! The kernel could forget what was used least recently itself (LRU maps). But then new flows, or packets that only look like
-//! some, end connections that are idle, and it searches its lists for 128 elements at once, which single packets wait for
+//! The kernel could forget what was used least recently itself (LRU maps). But then new flows, or packets with forged sources,
+//! end connections that are idle, and it searches its lists for 128 elements at once, which single packets wait for
 //! (docs/decisions/0084).
 
 use std::{
@@ -46,7 +46,7 @@ fn may_be_idle(protocol: u32, state: u16) -> Duration {
     let seconds = if protocol == UDP {
         if has(LASTS) { 120 } else { 30 }
     } else if has(RESET) {
-        // It may have been made up; a packet of the client ends the state.
+        // It may have been forged; a packet of the client ends the state.
         300
     } else if has(ENDED) {
         // Late packets still find their way.

@@ -24,7 +24,7 @@ fn states(cluster: &Cluster<'_>, n: usize) -> BTreeMap<u16, u16> {
         .collect()
 }
 
-/// How many flows and replies are left after a sweep so many seconds from now.
+/// The number of flows and of replies that are left after a sweep at a later time.
 fn sweep_after(cluster: &mut Cluster<'_>, n: usize, seconds: u64) -> [usize; 2] {
     let level = &mut cluster.levels[n];
     level.maintain(Family::V4, Instant::now() + Duration::from_secs(seconds)).unwrap();
@@ -146,9 +146,9 @@ fn full_maps_leave_new_flows_and_end_none() {
     }
 }
 
-/// Who knows the ports of a connection can make up packets of its client.
+/// Forging packets of a client takes the ports of its connection, and nothing else.
 #[test]
-fn packets_that_are_made_up_do_not_shorten_the_life_of_a_connection() {
+fn forged_packets_do_not_shorten_the_life_of_a_connection() {
     in_world(|world| {
         let mut cluster = Cluster::new(world, DirectReturnHook::Tc, small_sizes());
         serve_all(world, Protocol::Tcp, 0);
