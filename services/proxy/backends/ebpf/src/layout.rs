@@ -72,7 +72,7 @@ pub(crate) const PODS: MapDefinition = map("pods", 16, 24, 8_192);
 /// The source ranges of service ports, in direct return.
 pub(crate) const SOURCE_RANGES: MapDefinition = map("source_ranges", 24, 4, 65_536);
 
-/// Maps that direct return and pod devices both have, and share where both are on.
+/// Maps that direct return and pod devices both have, and share where both are on. What changes their meaning is a new layout of both.
 pub(crate) const SHARED_MAPS: [MapDefinition; 4] = [DEVICES, REPLIES, POD_NETWORKS, PODS];
 
 impl MapName {

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use crate::layout::{self, Address, MapDefinition, map};
 
 /// Part of the name of the folder with the pinned maps.
-pub(crate) const LAYOUT: u32 = 1;
+pub(crate) const LAYOUT: u32 = 2;
 
 pub(crate) const DEVICES: &str = "pod_devices";
 pub(crate) const NETWORKS: &str = layout::POD_NETWORKS.name;
