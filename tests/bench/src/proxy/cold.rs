@@ -25,7 +25,7 @@ pub(super) async fn cold(
     report: &mut Report,
 ) -> Result<bool> {
     // Last without the agent's start, so that it keeps running.
-    let ways: &[bool] = if subject.kind == Kind::Keelson { &[true, false] } else { &[true] };
+    let ways: &[bool] = if subject.kind.is_keelson() { &[true, false] } else { &[true] };
     for both in ways {
         let mut row = Cold {
             size: env.size,

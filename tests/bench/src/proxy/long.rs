@@ -193,7 +193,7 @@ struct Found {
 
 impl Found {
     fn violations(&self, kind: Kind) -> usize {
-        self.wrong + self.failed + if kind == Kind::Keelson { self.stale } else { 0 }
+        self.wrong + self.failed + if kind.is_keelson() { self.stale } else { 0 }
     }
 
     fn note(&mut self, moving: &Moving, outcome: &Outcome, began: Instant) {

@@ -18,7 +18,7 @@ use netlink_sys::{Socket, SocketAddr};
 
 use super::options::Options;
 use super::report::{NeighbourResult, Report};
-use super::subject::{Kind, PATIENCE, Subject};
+use super::subject::{PATIENCE, Subject};
 use super::test_env::TestEnv;
 
 /// Commit interval of the neighbour.
@@ -100,7 +100,7 @@ async fn changes(env: &TestEnv, subject: &Subject, options: &Options) -> Result<
 async fn restart(env: &TestEnv, subject: &mut Subject) -> Result<Option<Duration>> {
     subject.stop(false).await?;
     env.touch(1, env.new_port()?).await?;
-    if subject.kind == Kind::Keelson {
+    if subject.kind.is_keelson() {
         // The agent runs, and has the change before the proxy starts.
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
@@ -114,7 +114,7 @@ async fn restart(env: &TestEnv, subject: &mut Subject) -> Result<Option<Duration
 
 /// Time until a removed element is restored. kube-proxy does not check.
 async fn repair(env: &TestEnv, subject: &Subject) -> Result<Option<Duration>> {
-    if subject.kind != Kind::Keelson {
+    if !subject.kind.is_keelson() {
         return Ok(None);
     }
     let commits = Commits::watch(subject)?;
@@ -142,7 +142,7 @@ impl Commits {
     fn watch(subject: &Subject) -> Result<Self> {
         let socket = open(subject.namespace())?;
         // kube-proxy commits with `nft`; beside Keelson it is the bench that does.
-        let others: &'static [&str] = if subject.kind == Kind::Keelson { &[NAME, "nft"] } else { &[NAME] };
+        let others: &'static [&str] = if subject.kind.is_keelson() { &[NAME, "nft"] } else { &[NAME] };
         socket.set_rx_buf_sz(i32::try_from(BUFFER)?).context("cannot set the receive buffer")?;
         socket.add_membership(GROUP).context("cannot subscribe to commits")?;
         socket.set_non_blocking(true)?;

@@ -85,7 +85,7 @@ impl Default for Options {
 }
 
 /// The flags, printed for an unknown one.
-const FLAGS: &str = "--sizes 1000x10,44000x1 --parts cold,change,churn,neighbour,long,connections --subjects keelson,kube-proxy --backend nft|iptables|iptables-legacy|ipvs|userspace|ebpf \
+const FLAGS: &str = "--sizes 1000x10,44000x1 --parts cold,change,churn,neighbour,long,connections --subjects keelson,keelson-nft,kube-proxy --backend nft|iptables|iptables-legacy|ipvs|userspace|ebpf \
                      --rounds N --patience SECONDS --changes N --changing SECONDS --churn SECONDS --long SECONDS --turns N --ranges N";
 
 impl Options {
@@ -140,7 +140,11 @@ impl Options {
 
     /// Those that have the backend.
     pub(super) fn subjects(&self) -> impl Iterator<Item = Kind> {
-        let has = |kind: &Kind| *kind == Kind::Keelson || self.backend.mode().is_some();
+        let has = |kind: &Kind| match kind {
+            Kind::Keelson => true,
+            Kind::KeelsonNft => self.backend == Backend::Ebpf,
+            Kind::KubeProxy => self.backend.mode().is_some(),
+        };
         self.subjects.iter().copied().filter(has)
     }
 
@@ -220,7 +224,9 @@ mod tests {
         assert!(!Options::default().has_connections(other) && iptables.has_connections(other));
         let userspace = of("proxy --backend userspace").unwrap().unwrap();
         assert_eq!(userspace.subjects().collect::<Vec<_>>(), [Kind::Keelson], "kube-proxy has no such mode");
-        assert_eq!(iptables.subjects().count(), 2);
+        assert_eq!(iptables.subjects().collect::<Vec<_>>(), [Kind::Keelson, Kind::KubeProxy]);
+        let ebpf = of("proxy --backend ebpf").unwrap().unwrap();
+        assert_eq!(ebpf.subjects().collect::<Vec<_>>(), Kind::ALL);
         for wrong in [
             "--sizes 10",
             "--sizes 0x1",

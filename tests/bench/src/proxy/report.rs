@@ -161,10 +161,12 @@ impl Report {
             let what = match (row.kind, row.both) {
                 (Kind::Keelson, true) => "agent and `keelson proxy` start at once",
                 (Kind::Keelson, false) => "`keelson proxy` starts",
+                (Kind::KeelsonNft, true) => "agent and `keelson proxy` with nft start at once",
+                (Kind::KeelsonNft, false) => "`keelson proxy` with nft starts",
                 (Kind::KubeProxy, _) => "kube-proxy starts",
             };
             let peer = self.cold.iter().find(|peer| peer.kind == Kind::KubeProxy && peer.size == row.size);
-            let ratio = peer.filter(|_| row.kind == Kind::Keelson).and_then(|peer| {
+            let ratio = peer.filter(|_| row.kind.is_keelson()).and_then(|peer| {
                 let ratio =
                     peer.median().unwrap_or(peer.patience).as_secs_f64() / row.median()?.as_secs_f64();
                 let at_least = if peer.median().is_none() { "> " } else { "" };
@@ -342,9 +344,7 @@ impl Report {
         let other = |other: &&Way| {
             (other.size, other.name, other.kind) == (way.size, way.name, Some(Kind::KubeProxy))
         };
-        let (Some(Kind::Keelson), Some(other)) = (way.kind, self.ways.iter().find(other)) else {
-            return None;
-        };
+        let other = self.ways.iter().find(other).filter(|_| way.kind.is_some_and(Kind::is_keelson))?;
         let ratios: Vec<f64> = costs(way).iter().zip(costs(other)).map(|(own, other)| own / other).collect();
         median(&ratios)
     }

@@ -47,15 +47,22 @@ const FEW_SERVERS: usize = 10_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Keelson,
+    /// With the backend nft, beside the backend ebpf.
+    KeelsonNft,
     KubeProxy,
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 2] = [Self::Keelson, Self::KubeProxy];
+    pub(super) const ALL: [Self; 3] = [Self::Keelson, Self::KeelsonNft, Self::KubeProxy];
+
+    pub(super) fn is_keelson(self) -> bool {
+        self != Self::KubeProxy
+    }
 
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Keelson => "keelson",
+            Self::KeelsonNft => "keelson-nft",
             Self::KubeProxy => "kube-proxy",
         }
     }
@@ -63,6 +70,7 @@ impl Kind {
     pub(super) fn title(self) -> &'static str {
         match self {
             Self::Keelson => "agent + `keelson proxy`",
+            Self::KeelsonNft => "agent + `keelson proxy`, backend nft",
             Self::KubeProxy => "kube-proxy",
         }
     }
@@ -71,7 +79,7 @@ impl Kind {
     /// delayed deletions.
     pub(super) fn pause(self) -> Duration {
         match self {
-            Self::Keelson => Duration::from_millis(100),
+            Self::Keelson | Self::KeelsonNft => Duration::from_millis(100),
             Self::KubeProxy => Duration::from_secs(2),
         }
     }
@@ -173,9 +181,10 @@ impl Subject {
     /// Creates its world and prepares its programs without leaving one running. Must be called before there are
     /// Services.
     pub(super) async fn new(env: &TestEnv, runtime: &str, kind: Kind, backend: Backend) -> Result<Self> {
+        let backend = if kind == Kind::KeelsonNft { Backend::Nft } else { backend };
         let world = World::new()?;
         let programs = match kind {
-            Kind::Keelson => {
+            Kind::Keelson | Kind::KeelsonNft => {
                 let settings = Settings::new()
                     .set("agent.node_name", NODE)
                     .set("node.role", "companion")
@@ -215,14 +224,12 @@ impl Subject {
 
     /// The program that is run to change rules; Keelson's backend nft runs none.
     pub(super) fn program(&self) -> &'static str {
-        match (self.backend, self.kind) {
+        match (self.backend, self.kind.is_keelson()) {
             (Backend::Nft | Backend::Userspace | Backend::Ebpf, _) => "nft",
-            (Backend::Ipvs, Kind::Keelson) => "ipset",
-            (Backend::Iptables, Kind::Keelson) => "iptables-nft-restore",
-            (Backend::IptablesLegacy, Kind::Keelson) => "iptables-legacy-restore",
-            (Backend::Iptables | Backend::IptablesLegacy | Backend::Ipvs, Kind::KubeProxy) => {
-                "iptables-restore"
-            }
+            (Backend::Ipvs, true) => "ipset",
+            (Backend::Iptables, true) => "iptables-nft-restore",
+            (Backend::IptablesLegacy, true) => "iptables-legacy-restore",
+            (Backend::Iptables | Backend::IptablesLegacy | Backend::Ipvs, false) => "iptables-restore",
         }
     }
 
@@ -458,7 +465,9 @@ impl Subject {
             return Ok((count < endpoints).then(|| format!("{count} rules translate, and not {endpoints}")));
         }
         let expected = match self.kind {
-            Kind::Keelson => vec![("keelson", "cluster-ip-ports", ports), ("keelson", "slots", endpoints)],
+            Kind::Keelson | Kind::KeelsonNft => {
+                vec![("keelson", "cluster-ip-ports", ports), ("keelson", "slots", endpoints)]
+            }
             // Its endpoints are in rules, which are part of the same transaction.
             Kind::KubeProxy => vec![("kube-proxy", "service-ips", ports + env.ingress_ports())],
         };
@@ -468,7 +477,7 @@ impl Subject {
                 return Ok(Some(format!("{name} has {count} elements and not {expected}")));
             }
         }
-        if self.kind == Kind::Keelson && env.ranges() > 0 {
+        if self.kind.is_keelson() && env.ranges() > 0 {
             // Those of Services with connections are not counted.
             let count = nft.count(Set { table: "keelson", name: "source-ranges" })?;
             if count < env.ranges() {
@@ -526,7 +535,7 @@ impl Subject {
 
     /// Mean duration of its full syncs by its own metric, in seconds. Only kube-proxy has it.
     pub(super) async fn own_figure(&self) -> Result<Option<f64>> {
-        if self.kind == Kind::Keelson {
+        if self.kind.is_keelson() {
             return Ok(None);
         }
         let metrics = METRICS.parse().context("an address")?;
