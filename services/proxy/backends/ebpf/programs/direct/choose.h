@@ -29,7 +29,7 @@ INLINE __u16 next_state(const struct packet *packet, __u16 state, __u64 idle)
 	if (packet->is_first)
 		/* Sent again or forged, while the connection lasts. */
 		return has_ended(state) ? state & ONE_SIDED : state;
-	return (state & ~RESET) | news(packet, ENDED_BY_CLIENT);
+	return tcp_state(packet, state, ENDED_BY_CLIENT);
 }
 
 /* Replies of this endpoint to this client show this address of a Service. 0: there is no room, or they are of another flow by now. */

@@ -28,7 +28,7 @@ INLINE int find_service(struct packet *packet, struct endpoint *service)
 		return 0;
 	reply->used_ns = coarse_now_ns();
 	if (packet->protocol == TCP)
-		reply->state |= news(packet, ENDED_BY_ENDPOINT);
+		reply->state = tcp_state(packet, reply->state, ENDED_BY_ENDPOINT);
 	*service = reply->service;
 	if (packet->fragment == FIRST_FRAGMENT)
 		map_update(&reply_fragments, &fragment, &service->address, BPF_ANY);

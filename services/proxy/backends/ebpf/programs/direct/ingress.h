@@ -47,13 +47,23 @@ INLINE void take_notice(void *ctx, enum hook hook, struct packet *packet)
 		count(LEFT_NOTICE);
 		return;
 	}
-	if (!claim(packet, &back, &packet->service, 0, 1)) {
+	if (!claim(packet, &back, &packet->service, 0, 0)) {
 		count(LEFT_FULL);
 		return;
 	}
 	struct rewrite how = {.side = DESTINATION, .notice = REMOVE_NOTICE};
 	rewrite(ctx, hook, packet, &how, &packet->destination);
 	count(NOTICE_TAKEN);
+}
+
+/* A packet that another node has sent on without a notice: what it ends is noted, and nothing else. `back`: that of its flow. */
+INLINE void sent_on(const struct packet *packet, const struct direct_key *back)
+{
+	if (!packet->has_fin && !packet->has_rst)
+		return;
+	struct direct_reply *reply = map_lookup(&direct_replies, back);
+	if (reply)
+		reply->state = tcp_state(packet, reply->state, ENDED_BY_CLIENT);
 }
 
 /* How the packet leaves this node. `segment`: as of from_client; `added`: bytes that the packet grows by. */
@@ -194,8 +204,10 @@ INLINE enum verdict from_client(void *ctx, enum hook hook, struct packet *packet
 		if (known && !is_same(&known->endpoint, &flow->endpoint))
 			known = 0;
 	} else {
-		if (!known)
+		if (!known) {
+			sent_on(packet, &key);
 			return LEAVE;
+		}
 		*flow = *known;
 	}
 	if (flow->is_remote)

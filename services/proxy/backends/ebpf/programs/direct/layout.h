@@ -35,11 +35,11 @@ struct direct_reply {
 #define ENDED_BY_CLIENT 1
 #define ENDED_BY_ENDPOINT 2
 #define ENDED 3
-/* One side has reset it, and the client has not sent anything since. */
+/* One side has reset it, and neither has sent anything since. */
 #define RESET 4
 /* TCP: more than the opening was seen. UDP: the client has sent again after a second. */
 #define LASTS 8
-/* What the other side sends does not pass this node. */
+/* What the endpoint sends does not pass this node. */
 #define ONE_SIDED 16
 
 /* Fragments of a reply: those after the first one have no ports. */

@@ -130,12 +130,12 @@ INLINE void set_mapped(struct address *address, __be32 four)
 	address->words[3] = four;
 }
 
-/* What a packet of this side adds to the state of its connection of TCP. */
-INLINE __u16 news(const struct packet *packet, __u16 side)
+/* The state of a connection of TCP after a packet of this side. */
+INLINE __u16 tcp_state(const struct packet *packet, __u16 state, __u16 side)
 {
 	if (packet->has_rst)
-		return RESET;
-	return (packet->has_syn ? 0 : LASTS) | (packet->has_fin ? side : 0);
+		return state | RESET;
+	return (state & ~RESET) | (packet->has_syn ? 0 : LASTS) | (packet->has_fin ? side : 0);
 }
 
 INLINE int has_ended(__u16 state)

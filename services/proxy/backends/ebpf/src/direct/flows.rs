@@ -27,6 +27,8 @@ use crate::{
 };
 
 const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
+/// While room is scarce.
+const SHORT_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Elements that are deleted after one look at the map, so that they need little memory here.
 const AT_ONCE: usize = 16_384;
@@ -40,9 +42,11 @@ pub(crate) const RESET: u16 = 4;
 pub(crate) const LASTS: u16 = 8;
 pub(crate) const ONE_SIDED: u16 = 16;
 
-/// How long a flow may be idle. Where conntrack or kube-proxy have a time for a state, it is theirs.
-fn may_be_idle(protocol: u32, state: u16) -> Duration {
+/// How long a flow may be idle. Where conntrack or kube-proxy have a time for a state, it is theirs. While room is scarce, what may
+/// still be needed stays as long, and everything else a sixth of it.
+fn may_be_idle(protocol: u32, state: u16, is_scarce: bool) -> Duration {
     let has = |bits: u16| state & bits == bits;
+    let lasts = has(LASTS) && !has(RESET) && !has(ENDED) && (protocol == UDP || !has_one_sided_end(state));
     let seconds = if protocol == UDP {
         if has(LASTS) { 120 } else { 30 }
     } else if has(RESET) {
@@ -53,18 +57,23 @@ fn may_be_idle(protocol: u32, state: u16) -> Duration {
         30
     } else if state & ENDED != 0 {
         // The end of the other side may not pass this node; otherwise that side may still send.
-        if has(ONE_SIDED) { 120 } else { 3_600 }
+        if has_one_sided_end(state) { 120 } else { 3_600 }
     } else if has(LASTS) {
         86_400
     } else {
         60
     };
-    Duration::from_secs(seconds)
+    Duration::from_secs(if is_scarce && !lasts { seconds / 6 } else { seconds })
 }
 
-fn is_over(key: &DirectKey, reply: &DirectReply, now_ns: u64) -> bool {
+/// What the endpoint does is not seen.
+const fn has_one_sided_end(state: u16) -> bool {
+    state & ONE_SIDED != 0 && state & ENDED != 0
+}
+
+fn is_over(key: &DirectKey, reply: &DirectReply, now_ns: u64, is_scarce: bool) -> bool {
     let idle = Duration::from_nanos(now_ns.saturating_sub(reply.used_ns));
-    idle >= may_be_idle(key.protocol, reply.state)
+    idle >= may_be_idle(key.protocol, reply.state, is_scarce)
 }
 
 /// What `bpf_ktime_get_coarse_ns` says at a time.
@@ -89,6 +98,13 @@ pub(crate) struct FlowCounts {
     pub(crate) replies: usize,
 }
 
+impl FlowCounts {
+    /// More than half of the room is taken.
+    fn are_many(self) -> bool {
+        self.replies > REPLIES.max_entries as usize / 2
+    }
+}
+
 impl FlowMaps {
     fn open(folder: &Path) -> Result<Self, KernelError> {
         Ok(Self {
@@ -97,11 +113,11 @@ impl FlowMaps {
         })
     }
 
-    fn sweep(&mut self, now: Instant) -> Result<FlowCounts, KernelError> {
+    fn sweep(&mut self, now: Instant, is_scarce: bool) -> Result<FlowCounts, KernelError> {
         let now = nanoseconds(now)?;
         let replies = delete(&mut self.replies, REPLIES.name, |replies, key| {
             let reply = found(replies.get(&key, 0))?.map(DirectReply::from_bytes);
-            Ok(reply.is_some_and(|reply| is_over(&DirectKey::from_bytes(key), &reply, now)))
+            Ok(reply.is_some_and(|reply| is_over(&DirectKey::from_bytes(key), &reply, now, is_scarce)))
         })?;
         let flows = delete(&mut self.flows, FLOWS.name, |flows, key| {
             let Some(flow) = found(flows.get(&key, 0))?.map(DirectFlow::from_bytes) else { return Ok(false) };
@@ -182,10 +198,11 @@ impl FlowSweeper {
         if self.next.is_some_and(|next| now < next) || self.is_busy.swap(true, Ordering::SeqCst) {
             return;
         }
-        self.next = Some(now + SWEEP_INTERVAL);
+        let is_scarce = self.counts().are_many();
+        self.next = Some(now + if is_scarce { SHORT_INTERVAL } else { SWEEP_INTERVAL });
         let (counts, is_busy) = (self.counts.clone(), self.is_busy.clone());
         let body = move || {
-            match FlowMaps::open(&folder).and_then(|mut maps| maps.sweep(now)) {
+            match FlowMaps::open(&folder).and_then(|mut maps| maps.sweep(now, is_scarce)) {
                 Ok(left) => *counts.lock().unwrap_or_else(PoisonError::into_inner) = left,
                 Err(error) => tracing::warn!(%error, "cannot delete ended flows of direct return"),
             }
@@ -204,20 +221,23 @@ mod tests {
 
     #[test]
     fn how_long_flows_may_be_idle() {
+        // The second time is that while room is scarce.
         for (protocol, state, seconds) in [
-            (6, 0, 60),
-            (6, LASTS, 86_400),
-            (6, LASTS | ENDED_BY_CLIENT, 3_600),
-            (6, LASTS | ENDED_BY_ENDPOINT, 3_600),
-            (6, LASTS | ENDED_BY_CLIENT | ONE_SIDED, 120),
-            (6, LASTS | ENDED_BY_CLIENT | ENDED_BY_ENDPOINT, 30),
-            (6, LASTS | RESET, 300),
-            (6, RESET, 300),
-            (17, 0, 30),
-            (17, LASTS, 120),
+            (6, 0, [60, 10]),
+            (6, LASTS, [86_400, 86_400]),
+            (6, LASTS | ONE_SIDED, [86_400, 86_400]),
+            (6, LASTS | ENDED_BY_CLIENT, [3_600, 3_600]),
+            (6, LASTS | ENDED_BY_ENDPOINT, [3_600, 3_600]),
+            (6, LASTS | ENDED_BY_CLIENT | ONE_SIDED, [120, 20]),
+            (6, LASTS | ENDED_BY_CLIENT | ENDED_BY_ENDPOINT, [30, 5]),
+            (6, LASTS | RESET, [300, 50]),
+            (6, RESET, [300, 50]),
+            (17, 0, [30, 5]),
+            (17, ONE_SIDED, [30, 5]),
+            (17, LASTS, [120, 120]),
         ] {
-            let time = may_be_idle(protocol, state);
-            assert_eq!(time, Duration::from_secs(seconds), "protocol {protocol}, state {state}");
+            let times = [false, true].map(|is_scarce| may_be_idle(protocol, state, is_scarce).as_secs());
+            assert_eq!(times, seconds, "protocol {protocol}, state {state}");
         }
     }
 }

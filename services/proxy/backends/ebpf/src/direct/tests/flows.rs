@@ -94,26 +94,31 @@ fn datagrams_that_go_on_for_longer_are_remembered_for_longer() {
     });
 }
 
-/// Each of the two nodes sees one direction.
+/// The first node sees the client alone, that of the endpoint both.
 #[test]
-fn nodes_that_see_one_side_of_a_connection_forget_it_sooner() {
+fn nodes_forget_a_connection_that_they_have_seen_end() {
     in_world(|world| {
         let mut cluster = Cluster::new(world, DirectReturnHook::Tc, small_sizes());
         serve_all(world, Protocol::Tcp, 0);
         cluster.serve(Protocol::Tcp, 0, &[1]);
-        let (lasting, ended) = world.client.run(|| {
+        let (lasting, ended, reset) = world.client.run(|| {
             let to = at(NODES[0][0], NODE_PORT);
-            let (lasting, ended) = (connect(to).0, connect(to).0);
-            let port = port(&ended);
+            let [lasting, ended, reset] = [(); 3].map(|()| connect(to).0);
+            let ports = (port(&ended), port(&reset));
             end(ended);
-            (lasting, port)
+            socket2::SockRef::from(&reset).set_linger(Some(Duration::ZERO)).unwrap();
+            drop(reset);
+            (lasting, ports.0, ports.1)
         });
-        for (n, side) in [ENDED_BY_CLIENT, ENDED_BY_ENDPOINT].into_iter().enumerate() {
+        let both = ENDED_BY_CLIENT | ENDED_BY_ENDPOINT;
+        for (n, side, end) in [(0, ONE_SIDED, ENDED_BY_CLIENT), (1, 0, both)] {
             let states = states(&cluster, n);
-            assert_eq!(states[&port(&lasting)], LASTS | ONE_SIDED, "node {n}");
-            assert_eq!(states[&ended], LASTS | ONE_SIDED | side, "node {n}");
-            let flows = if n == 0 { 1 } else { 0 };
-            assert_eq!(sweep_after(&mut cluster, n, 121), [flows, 1], "node {n}");
+            let state = [port(&lasting), ended, reset].map(|port| states[&port]);
+            assert_eq!(state, [LASTS | side, LASTS | side | end, LASTS | side | RESET], "node {n}");
+            // The endpoint's node has no flows.
+            let flows = |number| if n == 0 { number } else { 0 };
+            assert_eq!(sweep_after(&mut cluster, n, 121), [flows(2), 2], "node {n}");
+            assert_eq!(sweep_after(&mut cluster, n, 301), [flows(1), 1], "node {n}");
         }
     });
 }
