@@ -90,8 +90,9 @@ pub fn ensure_contains(text: &str, parts: &[&str]) -> Result<()> {
 }
 
 /// Below the range of Linux for outgoing connections (32768 and up) and of API servers for Services (30000 and up), so
-/// that a restarted server can use its port again.
-const PORTS: Range<u16> = 10_000..30_000;
+/// that a restarted server can use its port again. Above those that programs of a node have by default, such as 10256 for the
+/// health of a proxy: the agent refuses one for something else.
+const PORTS: Range<u16> = 11_000..30_000;
 
 /// A TCP port on loopback that nothing listens on. It is reserved for this process until it exits: a locked file tells
 /// the other suites, which run at the same time.

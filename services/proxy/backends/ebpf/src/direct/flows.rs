@@ -50,7 +50,7 @@ fn may_be_idle(protocol: u32, state: u16, is_scarce: bool) -> Duration {
     let seconds = if protocol == UDP {
         if has(LASTS) { 120 } else { 30 }
     } else if has(RESET) {
-        // It may have been forged; a packet of the client ends the state.
+        // It may have been forged; the next packet of either side ends the state.
         300
     } else if has(ENDED) {
         // Late packets still find their way.
