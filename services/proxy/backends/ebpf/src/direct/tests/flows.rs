@@ -24,6 +24,19 @@ fn states(cluster: &Cluster<'_>, n: usize) -> BTreeMap<u16, u16> {
         .collect()
 }
 
+/// Waits until the flows of these ports have these states: nothing tells a client when its last packet has arrived.
+fn expect<const N: usize>(cluster: &Cluster<'_>, n: usize, ports: [u16; N], expected: [u16; N]) {
+    let begun = Instant::now();
+    loop {
+        let seen = states(cluster, n);
+        let state = ports.map(|port| seen.get(&port).copied().unwrap_or_default());
+        if state == expected || begun.elapsed() >= ANSWER {
+            return assert_eq!(state, expected, "node {n}");
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// The number of flows and of replies that are left after a sweep at a later time.
 fn sweep_after(cluster: &mut Cluster<'_>, n: usize, seconds: u64) -> [usize; 2] {
     let level = &mut cluster.levels[n];
@@ -60,10 +73,8 @@ fn flows_are_deleted_when_they_have_ended_or_are_idle() {
             socket2::SockRef::from(&reset).set_linger(Some(Duration::ZERO)).unwrap();
             drop(reset);
         });
-        let seen = states(&cluster, 0);
-        let state = ports.map(|port| seen[&port]);
-        assert_eq!(state, [LASTS, LASTS | ENDED_BY_CLIENT | ENDED_BY_ENDPOINT, LASTS | RESET]);
-
+        let both = ENDED_BY_CLIENT | ENDED_BY_ENDPOINT;
+        expect(&cluster, 0, ports, [LASTS, LASTS | both, LASTS | RESET]);
         assert_eq!(sweep_after(&mut cluster, 0, 0), [3, 3], "nothing is old");
         assert_eq!(sweep_after(&mut cluster, 0, 31), [2, 2], "what both have ended is");
         assert_eq!(sweep_after(&mut cluster, 0, 301), [1, 1]);
@@ -112,9 +123,8 @@ fn nodes_forget_a_connection_that_they_have_seen_end() {
         });
         let both = ENDED_BY_CLIENT | ENDED_BY_ENDPOINT;
         for (n, side, end) in [(0, ONE_SIDED, ENDED_BY_CLIENT), (1, 0, both)] {
-            let states = states(&cluster, n);
-            let state = [port(&lasting), ended, reset].map(|port| states[&port]);
-            assert_eq!(state, [LASTS | side, LASTS | side | end, LASTS | side | RESET], "node {n}");
+            let ports = [port(&lasting), ended, reset];
+            expect(&cluster, n, ports, [LASTS | side, LASTS | side | end, LASTS | side | RESET]);
             // The endpoint's node has no flows.
             let flows = |number| if n == 0 { number } else { 0 };
             assert_eq!(sweep_after(&mut cluster, n, 121), [flows(2), 2], "node {n}");
@@ -151,29 +161,48 @@ fn full_maps_leave_new_flows_and_end_none() {
     }
 }
 
-/// Forging packets of a client takes the ports of its connection, and nothing else.
+/// Sends a packet of TCP that is no part of the client's connection, and waits until the first node has seen it.
+fn forge(cluster: &Cluster<'_>, port: u16, flags: u8) {
+    let packets = || {
+        let counted = cluster.counted(0);
+        ["packet_here", "packet_redirected", "packet_routed"].map(|label| counted[label]).iter().sum::<u64>()
+    };
+    let (before, begun) = (packets(), Instant::now());
+    odd::send_tcp(cluster.world, port, (NODES[0][0], NODE_PORT), flags);
+    while packets() == before {
+        assert!(begun.elapsed() < ANSWER, "the packet with the flags {flags} does not arrive");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// On the endpoint's node its answer would say that the connection lasts.
 #[test]
-fn forged_packets_do_not_shorten_the_life_of_a_connection() {
+fn a_forged_opening_changes_nothing() {
+    in_world(|world| {
+        let mut cluster = Cluster::new(world, DirectReturnHook::Tc, small_sizes());
+        serve_all(world, Protocol::Tcp, 0);
+        cluster.serve(Protocol::Tcp, 0, &[1]);
+        let (stream, _) = world.client.run(|| connect(at(NODES[0][0], NODE_PORT)));
+        let port = port(&stream);
+        expect(&cluster, 0, [port], [LASTS | ONE_SIDED]);
+        forge(&cluster, port, odd::SYN);
+        expect(&cluster, 0, [port], [LASTS | ONE_SIDED]);
+    });
+}
+
+#[test]
+fn a_forged_reset_counts_until_the_next_packet() {
     in_world(|world| {
         let mut cluster = Cluster::new(world, DirectReturnHook::Tc, small_sizes());
         serve_all(world, Protocol::Tcp, 0);
         cluster.serve(Protocol::Tcp, 0, &[0]);
         let (mut stream, _) = world.client.run(|| connect(at(NODES[0][0], NODE_PORT)));
         let port = port(&stream);
-        let ping = |stream: &mut TcpStream| {
-            stream.write_all(b"x").unwrap();
-            assert_eq!(stream.read(&mut [0]).unwrap(), 1);
-        };
-        ping(&mut stream);
-        for (flags, state) in [(odd::SYN, LASTS), (odd::RST, LASTS | RESET)] {
-            odd::send_tcp(world, port, (NODES[0][0], NODE_PORT), flags);
-            let begun = Instant::now();
-            while states(&cluster, 0)[&port] != state {
-                assert!(begun.elapsed() < ANSWER, "{:?}", states(&cluster, 0));
-                thread::sleep(Duration::from_millis(5));
-            }
-            ping(&mut stream);
-            assert_eq!(states(&cluster, 0)[&port], LASTS, "flags {flags}");
-        }
+        expect(&cluster, 0, [port], [LASTS]);
+        forge(&cluster, port, odd::RST);
+        expect(&cluster, 0, [port], [LASTS | RESET]);
+        stream.write_all(b"x").unwrap();
+        assert_eq!(stream.read(&mut [0]).unwrap(), 1);
+        expect(&cluster, 0, [port], [LASTS]);
     });
 }
