@@ -22,7 +22,7 @@ use nix::time::{ClockId, clock_gettime};
 
 use super::layout::FLOWS;
 use crate::{
-    kernel::{KernelError, failed_named, open_named},
+    kernel::{KernelError, failed_named, found, open_named},
     layout::{DirectFlow, DirectKey, DirectReply, Layout as _, REPLIES},
 };
 
@@ -164,17 +164,6 @@ fn delete(
     }
 }
 
-fn found<T>(result: Result<T, MapError>) -> Result<Option<T>, MapError> {
-    match result {
-        Ok(value) => Ok(Some(value)),
-        Err(MapError::KeyNotFound) => Ok(None),
-        Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(nix::libc::ENOENT) => {
-            Ok(None)
-        }
-        Err(error) => Err(error),
-    }
-}
-
 #[derive(Debug, Default)]
 pub(crate) struct FlowSweeper {
     counts: Arc<Mutex<FlowCounts>>,
@@ -193,7 +182,7 @@ impl FlowSweeper {
         self.is_busy.load(Ordering::SeqCst)
     }
 
-    /// On a thread of its own, because full maps take a tenth of a second. `folder`: that of the pins.
+    /// On a thread of its own, because full maps take some tenths of a second. `folder`: that of the pins.
     pub(crate) fn start_if_due(&mut self, folder: PathBuf, now: Instant) {
         if self.next.is_some_and(|next| now < next) || self.is_busy.swap(true, Ordering::SeqCst) {
             return;

@@ -220,12 +220,18 @@ fn is_without_memory(error: &MapError) -> bool {
 }
 
 fn present(removed: Result<(), MapError>) -> Result<(), MapError> {
-    match removed {
-        Err(MapError::KeyNotFound) => Ok(()),
+    found(removed).map(drop)
+}
+
+/// `None`: there is no such element.
+pub(crate) fn found<T>(result: Result<T, MapError>) -> Result<Option<T>, MapError> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(MapError::KeyNotFound) => Ok(None),
         Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(nix::libc::ENOENT) => {
-            Ok(())
+            Ok(None)
         }
-        other => other,
+        Err(error) => Err(error),
     }
 }
 

@@ -27,7 +27,7 @@ use aya::{Ebpf, maps::Map};
 pub(crate) use self::{
     error::{KernelError, chain},
     hook::Hook,
-    maps::{Maps, ServiceMaps, failed_named, open_named},
+    maps::{Maps, ServiceMaps, failed_named, found, open_named},
     places::unsuitable_cgroup,
     programs::{Sizes, usual_sizes},
     shared::Shared,
