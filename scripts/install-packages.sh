@@ -50,7 +50,7 @@ suites=("${run[@]}" "${cluster[@]}" "${python[@]}" "${crio[@]}" chromium:chromiu
 case ${1:-} in
 run) wanted=("${run[@]}") ;;
 cluster) wanted=("${run[@]}" "${cluster[@]}") ;;
-soak) wanted=("${run[@]}" "${cluster[@]}" "${crio[@]}" "${disks[@]}") ;;
+soak) wanted=("${run[@]}" "${cluster[@]}" "${crio[@]}" "${disks[@]}" conntrack:conntrack) ;;
 bench) wanted=("${run[@]}" "${cluster[@]}" "${rules[@]}" "${vm[@]}") ;;
 vm) wanted=("${vm[@]}") ;;
 boot) wanted=("${boot[@]}") ;;

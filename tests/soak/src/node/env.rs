@@ -18,7 +18,7 @@ use keelson_harness::util::{eventually, http_get};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex as StdMutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::process::Command;
 use tokio::sync::Mutex;
 
@@ -32,6 +32,11 @@ pub(super) const NODE_AGENT: &str = "node-2";
 
 /// Image of the former version; the chart's is `keelson`.
 const FORMER_IMAGE: &str = "keelson-former";
+
+/// Time after which objects are touched that want pods while no pod is on its way: after an outage of the API server, a controller of
+/// Kubernetes 1.36 may take its own copies for too old, and do nothing until the object changes; or it expects, for five minutes, events
+/// of its own pods that it missed.
+pub(super) const FORGOTTEN: Duration = Duration::from_secs(60);
 
 const PROXY_LABEL: &str = "keelson.dev/proxy=true";
 
@@ -139,6 +144,20 @@ impl NodeEnv {
             http_get(&format!("{PROXY}/readyz")).await?.success().map(drop)
         })
         .await
+    }
+
+    /// Changes an annotation of these objects, as `kubectl` names them.
+    pub(super) async fn remind_controllers(
+        &self,
+        objects: &[&str],
+        why: &str,
+        timeline: &Timeline,
+    ) -> Result<()> {
+        timeline.record("controllers reminded", why);
+        timeline.count("controllers reminded");
+        let mark = format!("soak/reminded={}", timeline.seconds(Instant::now()) as u64);
+        let annotate = [&["annotate", "--overwrite"], objects, &[&mark]].concat();
+        self.operator.kubectl(&annotate).await?.success().map(drop)
     }
 
     /// Runs `kubectl` until it succeeds: the API server may be broken.

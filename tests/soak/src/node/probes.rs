@@ -5,12 +5,14 @@
 
 use crate::timeline::{Broken, Timeline};
 use anyhow::{Context as _, Result, anyhow, ensure};
+use keelson_harness::peers;
 use nix::sched::{CloneFlags, setns};
 use serde::Serialize;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -154,7 +156,8 @@ impl Client {
             self.timeline.record("excused", &what);
         } else {
             self.counts.failed.fetch_add(1, Ordering::Relaxed);
-            self.timeline.violation("connections through Services work", &what);
+            let tracked = tracked(self.spec.to).unwrap_or_else(|error| format!("{error:#}"));
+            self.timeline.violation("connections through Services work", &format!("{what}; {tracked}"));
         }
     }
 
@@ -176,6 +179,19 @@ impl Client {
         }
         Err(last)
     }
+}
+
+/// What connection tracking of the node has of attempts that no endpoint has answered: whether the rules have translated them, and to
+/// which endpoint.
+fn tracked(to: SocketAddr) -> Result<String> {
+    let mut list = Command::new(peers::system("nsenter", "util-linux")?);
+    // That of the main thread, which is the node's.
+    list.arg(format!("--net=/proc/{}/ns/net", std::process::id()));
+    list.arg(peers::system("conntrack", "conntrack")?);
+    list.args(["-L", "-p", "tcp", "--state", "SYN_SENT", "-d", &to.ip().to_string()]);
+    let listed = list.output().context("cannot list what is tracked")?.stdout;
+    let listed = String::from_utf8_lossy(&listed);
+    Ok(format!("tracked and not answered: {}", listed.lines().collect::<Vec<_>>().join(", ")))
 }
 
 fn connect(to: SocketAddr) -> Result<TcpStream> {
