@@ -24,7 +24,7 @@ use keelson_proxy::{
 use crate::{
     direct::{self, Direct},
     explain::{self, Context},
-    kernel::{KernelError, Shared, SocketKernel},
+    kernel::{KernelError, Loader, Shared, SocketKernel},
     layout::MapName,
     observer::EbpfObserver,
     plan::{NodeFacts, Usage},
@@ -64,6 +64,7 @@ impl EbpfBackend {
         packets: Box<dyn Backend>,
         kernel: Option<Box<dyn SocketKernel>>,
         options: &Options,
+        loader: &mut Loader,
     ) -> Result<Self, BackendError> {
         let is_enabled = Family::ALL.map(|family| packets.disabled_reason(family).is_none());
         let (mut of_direct, mut of_pods) = (None, None);
@@ -72,8 +73,8 @@ impl EbpfBackend {
             of_pods = Some(Shared::with(pods::maps_folder(&pods::usual_sizes(true))?));
         }
         Ok(Self {
-            direct: Direct::open(options, kernel.is_some(), of_pods, is_enabled)?,
-            pods: Pods::open(&options.ebpf.pod_devices, kernel.is_some(), of_direct)?,
+            direct: Direct::open(options, kernel.is_some(), of_pods, is_enabled, loader)?,
+            pods: Pods::open(&options.ebpf.pod_devices, kernel.is_some(), of_direct, loader)?,
             has_former_pods: kernel.is_some(),
             packets,
             sockets: Sockets::new(kernel, usual_capacity(), is_enabled),

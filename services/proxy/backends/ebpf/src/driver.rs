@@ -13,7 +13,7 @@ use keelson_proxy_nft::Nft;
 
 use crate::{
     backend::{EbpfBackend, INFO},
-    kernel::{Pinned, SocketKernel, find_pins, remove_pins, unsuitable_cgroup, usual_sizes},
+    kernel::{Loader, Pinned, SocketKernel, find_pins, remove_pins, unsuitable_cgroup, usual_sizes},
     stale,
 };
 
@@ -31,13 +31,14 @@ impl Driver for Ebpf {
 
     fn open(&self, options: &Options, access: Access) -> Result<Box<dyn Backend>, BackendError> {
         let find = || Pinned::find(options.ebpf.cgroup.as_deref(), usual_sizes());
+        let mut loader = Loader::default();
         let kernel: Option<Box<dyn SocketKernel>> = match access {
             Access::Program | Access::Compare => {
                 let mut pinned = find()?;
                 pinned.has_direct_return = options.ebpf.direct_return.is_some();
                 pinned.has_pod_devices = !options.ebpf.pod_devices.is_empty();
                 if !pinned.is_running() {
-                    pinned.probe(access == Access::Program)?;
+                    pinned.probe(&mut loader, access == Access::Program)?;
                 }
                 tracing::info!(places = pinned.describe(), "eBPF programs can be loaded");
                 Some(Box::new(pinned))
@@ -45,7 +46,7 @@ impl Driver for Ebpf {
             Access::Print => None,
         };
         let packets = Nft.open(options, access)?;
-        Ok(Box::new(EbpfBackend::new(packets, kernel, options)?))
+        Ok(Box::new(EbpfBackend::new(packets, kernel, options, &mut loader)?))
     }
 
     fn reason_against(&self, options: &Options) -> Option<String> {

@@ -369,7 +369,8 @@ fn no_program_is_attached_before_packets_are_whole() {
     let (kernel, handle) = fake::kernel();
     // Opened to print, it fails to write.
     let packets = keelson_proxy_nft::Nft.open(&settings, Access::Print).unwrap();
-    let mut backend = EbpfBackend::new(packets, Some(Box::new(kernel)), &settings).unwrap();
+    let mut backend =
+        EbpfBackend::new(packets, Some(Box::new(kernel)), &settings, &mut Loader::default()).unwrap();
     backend.set_node(node());
     backend.set_service(Family::V4, &web().name.service, vec![web()]);
     assert!(backend.sync(Family::V4, Instant::now()).is_err());
@@ -379,7 +380,8 @@ fn no_program_is_attached_before_packets_are_whole() {
     let (kernel, handle) = fake::kernel();
     handle.lock().unwrap().attached = true;
     let packets = keelson_proxy_nft::Nft.open(&settings, Access::Print).unwrap();
-    let mut backend = EbpfBackend::new(packets, Some(Box::new(kernel)), &settings).unwrap();
+    let mut backend =
+        EbpfBackend::new(packets, Some(Box::new(kernel)), &settings, &mut Loader::default()).unwrap();
     backend.set_service(Family::V4, &web().name.service, vec![web()]);
     assert!(backend.sync(Family::V4, Instant::now()).is_err());
     assert!(handle.lock().unwrap().contents.slots.is_empty());

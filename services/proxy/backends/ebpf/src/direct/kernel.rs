@@ -25,7 +25,7 @@ use super::layout::{COUNTERS, DEVICES, DIRECT_MAPS, DirectCounter, LAYOUT, NETWO
 use crate::{
     elements::{Change, Contents},
     kernel::{
-        Decisions, Hook, KernelError, ServiceMaps, Shared, SocketKernel, devices, direct_pins_in,
+        Decisions, Hook, KernelError, Loader, ServiceMaps, Shared, SocketKernel, devices, direct_pins_in,
         failed_named, open_named, places,
         programs::{self, Sizes},
     },
@@ -157,6 +157,8 @@ pub(crate) struct DirectKernel {
     hook: DirectReturnHook,
     targets: SharedTargets,
     maps: Option<DirectMaps>,
+    /// Kept from [`Self::probe`] to [`SocketKernel::prepare`]: its maps have no pins.
+    probed: Option<Ebpf>,
     /// Kept from [`SocketKernel::prepare`] to [`SocketKernel::attach`].
     loaded: Option<Ebpf>,
 }
@@ -174,7 +176,8 @@ impl DirectKernel {
         let object = programs::direct_object()?;
         let links_folder = own.join(programs::links_name(places::DIRECT_LINKS_PREFIX, object, &maps_folder));
         let maps = DirectMaps::open(&maps_folder).ok();
-        Ok(Self { own, maps_folder, links_folder, sizes, shared, hook, targets, maps, loaded: None })
+        let (probed, loaded) = (None, None);
+        Ok(Self { own, maps_folder, links_folder, sizes, shared, hook, targets, maps, probed, loaded })
     }
 
     /// Whether an earlier run has attached the same programs: then the kernel has checked everything.
@@ -182,9 +185,22 @@ impl DirectKernel {
         self.maps.is_some() && self.links_folder.exists()
     }
 
-    /// Loads everything and lets it go again.
-    pub(crate) fn probe(&self) -> Result<(), KernelError> {
-        load(None, &self.sizes).map(drop)
+    /// Loads everything, with maps of its own that are empty, and keeps it for the first sync.
+    pub(crate) fn probe(&mut self, loader: &mut Loader) -> Result<(), KernelError> {
+        self.probed = Some(load(loader, None, &self.sizes)?);
+        Ok(())
+    }
+
+    /// Pins the maps of the probe, if neither these programs nor that of pod devices have some. `None`: they are made, or made
+    /// whole, by loading again.
+    fn pin_probed(&mut self) -> Result<Option<Ebpf>, KernelError> {
+        let is_first = !self.maps_folder.exists() && !self.is_apart()?;
+        let probed = self.probed.take().filter(|_| is_first);
+        let pinned = probed.and_then(|probed| programs::pin_maps(probed, &DIRECT_MAPS, &self.maps_folder));
+        if let (Some(_), Some(shared)) = (&pinned, &self.shared) {
+            shared.give(&self.maps_folder)?;
+        }
+        Ok(pinned)
     }
 
     fn opened(&mut self) -> Result<&mut DirectMaps, KernelError> {
@@ -201,7 +217,7 @@ impl DirectKernel {
             if let Some(shared) = &self.shared {
                 shared.take(folder)?;
             }
-            self.loaded = Some(load(Some(folder), &self.sizes)?);
+            self.loaded = Some(load(&mut Loader::default(), Some(folder), &self.sizes)?);
             if let Some(shared) = &self.shared {
                 shared.give(folder)?;
             }
@@ -236,8 +252,8 @@ impl DirectKernel {
     }
 }
 
-pub(super) fn load(pins: Option<&Path>, sizes: &Sizes) -> Result<Ebpf, KernelError> {
-    let mut loaded = programs::load_object(programs::direct_object()?, &DIRECT_MAPS, pins, sizes)?;
+pub(super) fn load(loader: &mut Loader, pins: Option<&Path>, sizes: &Sizes) -> Result<Ebpf, KernelError> {
+    let mut loaded = loader.load(programs::direct_object()?, &DIRECT_MAPS, pins, sizes)?;
     devices::load(&mut loaded, &[Hook::In, Hook::Out, Hook::Xdp])?;
     Ok(loaded)
 }
@@ -248,7 +264,7 @@ impl SocketKernel for DirectKernel {
         self.maps = DirectMaps::open(&self.maps_folder).ok();
         let is_new = !self.maps_folder.exists();
         if self.maps.is_none() {
-            self.loaded = None;
+            self.loaded = self.pin_probed()?;
             self.load()?;
             // What is attached uses maps that no pin leads to any more.
             if self.links_folder.exists() {

@@ -31,7 +31,7 @@ use self::{
     layout::{DEVICES, FLOWS, NETWORK_NODES, NETWORK_PODS, NETWORKS},
 };
 use crate::{
-    kernel::{Hook, KernelError, Shared, Sizes, SocketKernel},
+    kernel::{Hook, KernelError, Loader, Shared, Sizes, SocketKernel},
     layout::network_key,
     plan::NodeFacts,
     sockets::{Sockets, usual_capacity},
@@ -68,10 +68,11 @@ impl Direct {
         uses_kernel: bool,
         shared: Option<Shared>,
         is_enabled: [bool; 2],
+        loader: &mut Loader,
     ) -> Result<Option<Self>, KernelError> {
         let sizes = uses_kernel.then(|| usual_sizes(shared.is_some()));
         let own = options.ebpf.direct_return.as_ref();
-        own.map(|own| Self::open_with(own, options, sizes, shared, is_enabled)).transpose()
+        own.map(|own| Self::open_with(own, options, sizes, shared, is_enabled, loader)).transpose()
     }
 
     /// `sizes`: those of the maps; `None`: opened to print.
@@ -81,6 +82,7 @@ impl Direct {
         sizes: Option<Sizes>,
         shared: Option<Shared>,
         is_enabled: [bool; 2],
+        loader: &mut Loader,
     ) -> Result<Self, KernelError> {
         let maps = sizes.clone().unwrap_or_else(|| usual_sizes(false));
         let hands_over = hands_over(options);
@@ -93,9 +95,9 @@ impl Direct {
         targets.get().masquerade = options.mark();
         let kernel: Option<Box<dyn SocketKernel>> = match sizes {
             Some(sizes) => {
-                let kernel = DirectKernel::find(own.hook, targets.clone(), sizes, shared)?;
+                let mut kernel = DirectKernel::find(own.hook, targets.clone(), sizes, shared)?;
                 if !kernel.has_run() {
-                    kernel.probe()?;
+                    kernel.probe(loader)?;
                 }
                 Some(Box::new(kernel))
             }

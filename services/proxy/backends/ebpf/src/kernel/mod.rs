@@ -22,19 +22,19 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aya::{Ebpf, maps::Map};
+use aya::Ebpf;
 
 pub(crate) use self::{
     error::{KernelError, chain},
     hook::Hook,
     maps::{Maps, ServiceMaps, failed_named, found, open_named},
     places::unsuitable_cgroup,
-    programs::{Sizes, usual_sizes},
+    programs::{Loader, Sizes, usual_sizes},
     shared::Shared,
 };
 use crate::{
     elements::{Change, Contents},
-    layout::{FlowKey, FlowValue, MapName, SlotValue},
+    layout::{FlowKey, FlowValue, MAPS, MapName, SlotValue},
 };
 
 /// How often the programs have decided in one way.
@@ -138,8 +138,8 @@ impl Pinned {
 
     /// Loads everything, with maps of its own that are empty. `attaches`: also attaches the programs for a moment, makes the folder of
     /// the pins, and keeps what is loaded for the first sync.
-    pub(crate) fn probe(&mut self, attaches: bool) -> Result<(), KernelError> {
-        let mut loaded = programs::load(None, &self.sizes)?;
+    pub(crate) fn probe(&mut self, loader: &mut Loader, attaches: bool) -> Result<(), KernelError> {
+        let mut loaded = programs::load(loader, None, &self.sizes)?;
         if attaches {
             programs::try_attach(&mut loaded, &self.cgroup)?;
             fs::create_dir_all(&self.own).map_err(KernelError::file("make", &self.own))?;
@@ -151,11 +151,8 @@ impl Pinned {
 
     /// Pins the maps of the probe, if there are none yet. `None`: they are made, or made whole, by loading again.
     fn pin_probed(&mut self) -> Option<Ebpf> {
-        let loaded = self.probed.take().filter(|_| !self.maps_folder.exists())?;
-        fs::create_dir_all(&self.maps_folder).ok()?;
-        let is_pinned = |(name, map): (&str, &Map)| map.pin(self.maps_folder.join(name)).is_ok();
-        let are_pinned = loaded.maps().all(is_pinned);
-        are_pinned.then_some(loaded)
+        let probed = self.probed.take().filter(|_| !self.maps_folder.exists())?;
+        programs::pin_maps(probed, &MAPS, &self.maps_folder)
     }
 
     fn missing(&self) -> Result<Vec<&'static str>, KernelError> {
@@ -174,7 +171,8 @@ impl Pinned {
         if self.loaded.is_none() {
             let make = |folder: &Path| fs::create_dir_all(folder).map_err(KernelError::file("make", folder));
             make(&self.maps_folder)?;
-            self.loaded = Some(programs::load(Some(&self.maps_folder), &self.sizes)?);
+            let pins = Some(self.maps_folder.as_path());
+            self.loaded = Some(programs::load(&mut Loader::default(), pins, &self.sizes)?);
         }
         self.loaded.as_mut().ok_or(KernelError::Print)
     }

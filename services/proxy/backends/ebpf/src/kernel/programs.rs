@@ -1,6 +1,6 @@
 //! The programs: loading and attaching them.
 //!
-//! Owns: the object, [`load`], [`attach`]. In: places. Out: programs that are loaded, links that are pinned.
+//! Owns: the objects, [`Loader`], [`load`], [`attach`]. In: places. Out: programs that are loaded, links that are pinned.
 
 use std::{
     collections::BTreeMap,
@@ -67,27 +67,47 @@ pub(crate) fn pods_object() -> Result<&'static [u8], KernelError> {
     PODS_OBJECT.ok_or(KernelError::NotBuilt)
 }
 
-/// Makes or finds the maps of an object. `pins`: the folder in which maps are found, or made and pinned; `None`: they end with
-/// the result.
-pub(crate) fn load_object(
-    object: &[u8],
-    maps: &[MapDefinition],
-    pins: Option<&Path>,
-    sizes: &Sizes,
-) -> Result<Ebpf, KernelError> {
-    let mut loader = EbpfLoader::new();
-    for map in maps {
-        loader.map_max_entries(map.name, sizes.get(map.name).copied().unwrap_or(map.max_entries));
-        if let Some(folder) = pins {
-            loader.map_pin_path(map.name, folder.join(map.name));
+/// Makes or finds the maps of objects. The first object takes longest: the types of the kernel are read, which aya does for
+/// each loader of its own.
+#[derive(Debug, Default)]
+pub(crate) struct Loader(Option<EbpfLoader<'static>>);
+
+impl Loader {
+    /// `pins`: the folder in which maps are found, or made and pinned; `None`: they end with the result.
+    pub(crate) fn load(
+        &mut self,
+        object: &[u8],
+        maps: &[MapDefinition],
+        pins: Option<&Path>,
+        sizes: &Sizes,
+    ) -> Result<Ebpf, KernelError> {
+        let loader = self.0.get_or_insert_with(EbpfLoader::new);
+        for map in maps {
+            loader.map_max_entries(map.name, sizes.get(map.name).copied().unwrap_or(map.max_entries));
+            if let Some(folder) = pins {
+                loader.map_pin_path(map.name, folder.join(map.name));
+            }
         }
+        let loaded = loader.load(object).map_err(|error| KernelError::load(&error));
+        if pins.is_some() {
+            // It would pin what is loaded next, too.
+            self.0 = None;
+        }
+        loaded
     }
-    loader.load(object).map_err(|error| KernelError::load(&error))
+}
+
+/// Pins the maps of what was loaded without pins. `None`: not all of them could be pinned.
+pub(crate) fn pin_maps(loaded: Ebpf, maps: &[MapDefinition], folder: &Path) -> Option<Ebpf> {
+    fs::create_dir_all(folder).ok()?;
+    let pin = |name: &str| loaded.map(name)?.pin(folder.join(name)).ok();
+    maps.iter().try_for_each(|map| pin(map.name))?;
+    Some(loaded)
 }
 
 /// Loads all programs of the socket level; the verifier checks them.
-pub(crate) fn load(pins: Option<&Path>, sizes: &Sizes) -> Result<Ebpf, KernelError> {
-    let mut loaded = load_object(object()?, &MAPS, pins, sizes)?;
+pub(crate) fn load(loader: &mut Loader, pins: Option<&Path>, sizes: &Sizes) -> Result<Ebpf, KernelError> {
+    let mut loaded = loader.load(object()?, &MAPS, pins, sizes)?;
     for (_, name) in HOOKS {
         let loading = match program(&mut loaded, name)? {
             SocketProgram::Call(program) => program.load(),

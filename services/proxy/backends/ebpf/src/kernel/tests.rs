@@ -224,7 +224,7 @@ fn in_the_vm() {
 #[test]
 #[ignore = "another test runs it with few rights"]
 fn the_programs_load() {
-    programs::load(None, &usual_sizes()).unwrap();
+    programs::load(&mut Loader::default(), None, &usual_sizes()).unwrap();
 }
 
 #[test]

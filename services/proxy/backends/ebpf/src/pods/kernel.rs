@@ -23,7 +23,8 @@ use super::{
 };
 use crate::{
     kernel::{
-        Decisions, Hook, KernelError, Shared, devices, failed_named, open_named, places, pods_pins_in,
+        Decisions, Hook, KernelError, Loader, Shared, devices, failed_named, open_named, places,
+        pods_pins_in,
         programs::{self, Sizes},
     },
     layout::REPLIES,
@@ -92,6 +93,10 @@ pub(crate) struct PodsKernel {
     /// With the programs of direct return, if these are on.
     shared: Option<Shared>,
     maps: Option<PodMaps>,
+    /// Kept from [`Self::probe`] to the first [`Self::prepare`]: its maps have no pins.
+    probed: Option<Ebpf>,
+    /// Kept from [`Self::prepare`] to [`Self::attach`].
+    loaded: Option<Ebpf>,
 }
 
 impl PodsKernel {
@@ -102,7 +107,8 @@ impl PodsKernel {
         let object = programs::pods_object()?;
         let links_folder = own.join(programs::links_name(places::PODS_LINKS_PREFIX, object, &maps_folder));
         let maps = PodMaps::open(&maps_folder).ok();
-        Ok(Self { own, maps_folder, links_folder, sizes, shared, maps })
+        let (probed, loaded) = (None, None);
+        Ok(Self { own, maps_folder, links_folder, sizes, shared, maps, probed, loaded })
     }
 
     /// Whether an earlier run has attached the same program: then the kernel has checked it.
@@ -110,9 +116,26 @@ impl PodsKernel {
         self.maps.is_some() && self.links_folder.exists()
     }
 
-    /// Loads everything and lets it go again.
-    pub(crate) fn probe(&self) -> Result<(), KernelError> {
-        load(None, &self.sizes).map(drop)
+    /// Loads everything, with maps of its own that are empty, and keeps it for the first sync.
+    pub(crate) fn probe(&mut self, loader: &mut Loader) -> Result<(), KernelError> {
+        self.probed = Some(load(loader, None, &self.sizes)?);
+        Ok(())
+    }
+
+    /// With the maps by their pins.
+    fn load(&mut self) -> Result<Ebpf, KernelError> {
+        let is_first = !self.maps_folder.exists() && !self.is_apart()?;
+        let probed = self.probed.take().filter(|_| is_first);
+        if let Some(pinned) =
+            probed.and_then(|probed| programs::pin_maps(probed, &POD_MAPS, &self.maps_folder))
+        {
+            return Ok(pinned);
+        }
+        fs::create_dir_all(&self.maps_folder).map_err(KernelError::file("make", &self.maps_folder))?;
+        if let Some(shared) = &self.shared {
+            shared.take(&self.maps_folder)?;
+        }
+        load(&mut Loader::default(), Some(&self.maps_folder), &self.sizes)
     }
 
     /// Makes the maps, or opens those of an earlier run.
@@ -120,11 +143,7 @@ impl PodsKernel {
         // By their pins, and not those that this process knows: another program may have removed or replaced them.
         self.maps = PodMaps::open(&self.maps_folder).ok();
         if self.maps.is_none() || self.is_apart()? {
-            fs::create_dir_all(&self.maps_folder).map_err(KernelError::file("make", &self.maps_folder))?;
-            if let Some(shared) = &self.shared {
-                shared.take(&self.maps_folder)?;
-            }
-            load(Some(&self.maps_folder), &self.sizes)?;
+            self.loaded = Some(self.load()?);
             // What is attached uses maps that no pin leads to any more.
             if self.links_folder.exists() {
                 places::remove(&self.links_folder)?;
@@ -183,10 +202,14 @@ impl PodsKernel {
         self.prepare()?.put_devices(&values(wanted))?;
         let missing = devices::missing(&self.links_folder, &places_of(wanted))?;
         let mut failure = None;
+        let loaded = self.loaded.take();
         if !missing.is_empty() {
             let folder = &self.links_folder;
             fs::create_dir_all(folder).map_err(KernelError::file("make", folder))?;
-            let mut loaded = load(Some(&self.maps_folder), &self.sizes)?;
+            let mut loaded = match loaded {
+                Some(loaded) => loaded,
+                None => load(&mut Loader::default(), Some(&self.maps_folder), &self.sizes)?,
+            };
             for (hook, device) in &missing {
                 let name = wanted.get(device).map_or("", |device| device.name.as_str());
                 let attached = devices::attach(&mut loaded, folder, *hook, (*device, name));
@@ -229,8 +252,8 @@ impl PodsKernel {
     }
 }
 
-pub(super) fn load(pins: Option<&Path>, sizes: &Sizes) -> Result<Ebpf, KernelError> {
-    let mut loaded = programs::load_object(programs::pods_object()?, &POD_MAPS, pins, sizes)?;
+pub(super) fn load(loader: &mut Loader, pins: Option<&Path>, sizes: &Sizes) -> Result<Ebpf, KernelError> {
+    let mut loaded = loader.load(programs::pods_object()?, &POD_MAPS, pins, sizes)?;
     devices::load(&mut loaded, &[Hook::Pods])?;
     Ok(loaded)
 }

@@ -23,7 +23,7 @@ use keelson_proxy::{
 };
 
 use self::{devices::PodDevice, kernel::PodsKernel, layout::DEVICES};
-use crate::kernel::{Decisions, KernelError, Shared, Sizes};
+use crate::kernel::{Decisions, KernelError, Loader, Shared, Sizes};
 
 pub(crate) use self::kernel::{maps_folder, usual_sizes};
 
@@ -61,12 +61,13 @@ impl Pods {
         patterns: &[InterfacePattern],
         uses_kernel: bool,
         shared: Option<Shared>,
+        loader: &mut Loader,
     ) -> Result<Option<Self>, KernelError> {
         if patterns.is_empty() {
             return Ok(None);
         }
         let sizes = uses_kernel.then(|| usual_sizes(shared.is_some()));
-        Self::open_with(patterns, sizes, shared).map(Some)
+        Self::open_with(patterns, sizes, shared, loader).map(Some)
     }
 
     /// `sizes`: those of the maps; `None`: opened to print.
@@ -74,13 +75,14 @@ impl Pods {
         patterns: &[InterfacePattern],
         sizes: Option<Sizes>,
         shared: Option<Shared>,
+        loader: &mut Loader,
     ) -> Result<Self, KernelError> {
         let max_devices = sizes.as_ref().and_then(|sizes| sizes.get(DEVICES)).copied().unwrap_or_default();
         let kernel = match sizes {
             Some(sizes) => {
-                let kernel = PodsKernel::find(sizes, shared)?;
+                let mut kernel = PodsKernel::find(sizes, shared)?;
                 if !kernel.has_run() {
-                    kernel.probe()?;
+                    kernel.probe(loader)?;
                 }
                 Some(kernel)
             }

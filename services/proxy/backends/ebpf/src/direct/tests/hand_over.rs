@@ -18,7 +18,8 @@ fn open_pods(cluster: &Cluster<'_>) -> Pods {
     let sizes = &cluster.sizes;
     cluster.world.nodes[0].run(|| {
         let shared = Shared::with(maps_folder(sizes).unwrap());
-        let opened = Pods::open(&[InterfacePattern::parse("pod")], true, Some(shared)).unwrap();
+        let patterns = [InterfacePattern::parse("pod")];
+        let opened = Pods::open(&patterns, true, Some(shared), &mut Loader::default()).unwrap();
         let mut pods = opened.unwrap();
         pods.set_interfaces(LocalAddresses::now().unwrap().interfaces());
         pods
@@ -39,9 +40,10 @@ fn begin(world: &World, pods: &mut Pods) {
 /// Direct return and pod devices of the first node, with a service port of one endpoint there.
 fn start<'a>(world: &'a World, protocol: Protocol, family: usize) -> (Cluster<'a>, Pods) {
     let mut cluster = Cluster::sharing(world);
+    // Both have been loaded with maps of their own before either has pinned some.
+    let mut pods = open_pods(&cluster);
     serve_all(world, protocol, family);
     cluster.serve(protocol, family, &[0]);
-    let mut pods = open_pods(&cluster);
     begin(world, &mut pods);
     (cluster, pods)
 }
@@ -137,6 +139,23 @@ fn conversations_skip_the_network_of_the_node() {
             });
         }
     }
+}
+
+/// Usually direct return has its maps first.
+#[test]
+fn pod_devices_may_have_their_maps_first() {
+    in_world(|world| {
+        let mut cluster = Cluster::sharing(world);
+        let mut pods = open_pods(&cluster);
+        begin(world, &mut pods);
+        serve_all(world, Protocol::Tcp, 0);
+        cluster.serve(Protocol::Tcp, 0, &[0]);
+        fence(world);
+        let _awake = Awake::new(world, 0);
+        talk(world, Protocol::Tcp, at(NODES[0][0], NODE_PORT));
+        let counts = counts(&cluster, &pods);
+        assert!(counts.iter().all(|count| *count >= EXCHANGES), "{}", state(&cluster, &pods));
+    });
 }
 
 #[test]

@@ -131,7 +131,7 @@ fn replies_in_fragments_are_complete_when_the_map_is_full() {
 #[test]
 #[ignore = "another test runs it with few rights"]
 fn the_programs_load() {
-    super::kernel::load(None, &usual_sizes(true)).unwrap();
+    super::kernel::load(&mut Loader::default(), None, &usual_sizes(true)).unwrap();
 }
 
 #[test]

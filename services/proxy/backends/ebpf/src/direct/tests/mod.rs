@@ -109,8 +109,7 @@ impl World {
         self.switch.run(|| {
             let object = crate::kernel::programs::direct_object().unwrap();
             let mut loaded =
-                crate::kernel::programs::load_object(object, &layout::DIRECT_MAPS, None, &small_sizes())
-                    .unwrap();
+                Loader::default().load(object, &layout::DIRECT_MAPS, None, &small_sizes()).unwrap();
             let program: &mut aya::programs::Xdp =
                 loaded.program_mut("keelson_dr_xdp").unwrap().try_into().unwrap();
             program.load().unwrap();
@@ -225,7 +224,7 @@ fn open_with_nodes(
     let own = DirectReturnOptions { devices: vec![InterfacePattern::parse("eth*")], hook, nodes };
     let mut all = options(&["10.244.0.0/16", "fd00:10:244::/56"]);
     all.ebpf = EbpfOptions { direct_return: Some(own.clone()), ..EbpfOptions::default() };
-    Direct::open_with(&own, &all, Some(sizes.clone()), shared, [true, true])
+    Direct::open_with(&own, &all, Some(sizes.clone()), shared, [true, true], &mut Loader::default())
 }
 
 /// The service port as node `n` knows it.

@@ -204,13 +204,13 @@ fn a_pin_of_another_kind_does_not_hinder_removal() {
 #[test]
 fn a_probe_leaves_nothing() {
     in_world(|world| {
-        world.pinned().probe(true).unwrap();
+        world.pinned().probe(&mut Loader::default(), true).unwrap();
         assert!(!world.folder.path().join("bpf/keelson").exists());
         let server = tcp_server("127.0.0.1");
         let mut sockets = world.sockets();
         serve(&mut sockets, Family::V4, vec![port(Protocol::Tcp, V, &[server])]);
         let before = find_pins().unwrap();
-        world.pinned().probe(true).unwrap();
+        world.pinned().probe(&mut Loader::default(), true).unwrap();
         assert_eq!(ask_tcp(at(V, 80)), server);
         assert_eq!(find_pins().unwrap(), before);
         assert!(world.pinned().is_running());
@@ -226,7 +226,7 @@ fn what_a_probe_has_loaded_is_used() {
         let server = tcp_server("127.0.0.1");
         for is_behind in [false, true] {
             let mut pinned = world.pinned();
-            pinned.probe(true).unwrap();
+            pinned.probe(&mut Loader::default(), true).unwrap();
             if is_behind {
                 let mut other = world.sockets();
                 serve(&mut other, Family::V4, vec![port(Protocol::Tcp, V, &[server])]);

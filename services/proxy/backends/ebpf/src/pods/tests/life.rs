@@ -163,7 +163,7 @@ fn devices_without_room_and_those_of_no_pod_are_named() {
 #[test]
 #[ignore = "another test runs it with few rights"]
 fn the_program_loads() {
-    super::kernel::load(None, &usual_sizes(true)).unwrap();
+    super::kernel::load(&mut Loader::default(), None, &usual_sizes(true)).unwrap();
 }
 
 #[test]

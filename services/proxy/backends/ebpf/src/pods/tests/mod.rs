@@ -107,7 +107,8 @@ impl World {
     }
 
     fn open_with(&self, sizes: Sizes) -> Pods {
-        let pods = self.node.run(|| Pods::open_with(&[InterfacePattern::parse("veth*")], Some(sizes), None));
+        let patterns = [InterfacePattern::parse("veth*")];
+        let pods = self.node.run(|| Pods::open_with(&patterns, Some(sizes), None, &mut Loader::default()));
         let mut pods = pods.unwrap();
         self.look(&mut pods);
         pods
