@@ -9,6 +9,9 @@
 use std::{
     collections::BTreeMap,
     hash::{BuildHasher as _, RandomState},
+    iter,
+    sync::{Mutex, PoisonError, mpsc},
+    thread,
 };
 
 use bytes::Bytes;
@@ -19,6 +22,8 @@ use crate::{Error, Handlers, Position, RawService, ServiceName, State, state::de
 /// Maximum number of bytes of changed Services that are kept decoded. Above it each is decoded to check it and again
 /// when it is delivered, which takes less memory.
 const DECODED_AT_ONCE: usize = 1 << 20;
+/// Maximum number of Services that are decoded ahead of the consumer.
+const AHEAD: usize = 64;
 
 /// The changes that lead to the next state.
 #[derive(Debug)]
@@ -67,6 +72,38 @@ struct Plan {
     node: Option<NodeInfo>,
     position: Position,
     is_full: bool,
+}
+
+struct Decoded {
+    name: ServiceName,
+    hash: u64,
+    service: Result<ServiceEndpoints, Error>,
+}
+
+impl From<Set> for Decoded {
+    fn from(Set { name, bytes, hash, decoded }: Set) -> Self {
+        let service = decoded.map_or_else(|| decode(&name, &bytes), Ok);
+        Self { name, hash, service }
+    }
+}
+
+/// Passes Services on in their order, until one fails. Many are decoded on a thread of their own, ahead of the consumer.
+fn decode_ahead(sets: Vec<Set>, mut pass: impl FnMut(Decoded) -> Result<(), Error>) -> Result<(), Error> {
+    let undecoded = sets.iter().filter(|set| set.decoded.is_none()).map(|set| set.bytes.len());
+    let is_many = undecoded.sum::<usize>() > DECODED_AT_ONCE;
+    let sets = Mutex::new(sets.into_iter());
+    let next = || sets.lock().unwrap_or_else(PoisonError::into_inner).next().map(Decoded::from);
+    thread::scope(|scope| {
+        let (sender, receiver) = mpsc::sync_channel(AHEAD);
+        // Until nobody takes them.
+        let decode_all = move || iter::from_fn(next).all(|service| sender.send(service).is_ok());
+        let decoder = thread::Builder::new().name("decode".to_owned());
+        match is_many.then(|| decoder.spawn_scoped(scope, decode_all)) {
+            Some(Ok(_)) => receiver.into_iter().try_for_each(pass),
+            // Without a thread.
+            Some(Err(_)) | None => iter::from_fn(next).try_for_each(&mut pass),
+        }
+    })
 }
 
 impl DiffStore {
@@ -162,18 +199,14 @@ impl DiffStore {
             handlers.delete(name);
         }
         let mut set_now = Vec::with_capacity(sets.len());
-        for Set { name, bytes, hash, decoded } in sets {
-            let service = match decoded {
-                Some(service) => service,
-                None => {
-                    self.decoded += u64::from(is_first);
-                    decode(&name, &bytes)?
-                }
-            };
+        decode_ahead(sets, |Decoded { name, hash, service }| {
+            self.decoded += u64::from(is_first);
+            let service = service?;
             self.held.insert(name.clone(), None);
             handlers.set(&name, service);
             set_now.push((name, hash));
-        }
+            Ok(())
+        })?;
         tracing::debug!(
             rev = position.rev,
             from = before.map_or(0, |before| before.rev),
@@ -357,6 +390,26 @@ mod tests {
         assert_eq!((handlers.calls.join(" "), store.decoded()), ("a=1".to_owned(), 2));
         // What was delivered counts as neither present nor deleted.
         assert_eq!(calls(&mut store, full_batch(2, &[("b", 1), ("c", 1)])).await, "-a b=1 c=1 @2");
+    }
+
+    /// Many are decoded on another thread.
+    #[tokio::test]
+    async fn of_a_large_first_state_only_what_is_before_an_error_is_delivered() {
+        let names: Vec<String> =
+            (0..3000).map(|number| format!("s{number:04}-{}", "x".repeat(500))).collect();
+        let services: Vec<(&str, i32)> = names.iter().map(|name| (&**name, 1)).collect();
+        let mut broken = full_batch(1, &services);
+        let Some(bytes) = &mut broken.services[2000].1 else { panic!() };
+        *bytes = [bytes, &[0x3a, 200][..]].concat().into();
+        let mut store = DiffStore::default();
+        let mut handlers = Calls::default();
+        let error = store.deliver_batch(broken, &mut handlers).await.unwrap_err();
+        assert!(error.to_string().contains("cannot decode Service ns/s2000-"), "{error}");
+        let delivered = (0..2000).zip(&handlers.calls);
+        assert_eq!(handlers.calls.len(), 2000);
+        for (number, call) in delivered {
+            assert!(call.starts_with(&format!("s{number:04}-")), "{call}");
+        }
     }
 
     #[tokio::test]
