@@ -95,7 +95,7 @@ fn decode_ahead(sets: Vec<Set>, mut pass: impl FnMut(Decoded) -> Result<(), Erro
     let next = || sets.lock().unwrap_or_else(PoisonError::into_inner).next().map(Decoded::from);
     thread::scope(|scope| {
         let (sender, receiver) = mpsc::sync_channel(AHEAD);
-        // Until nobody takes them.
+        // Ends with the receiver.
         let decode_all = move || iter::from_fn(next).all(|service| sender.send(service).is_ok());
         let decoder = thread::Builder::new().name("decode".to_owned());
         match is_many.then(|| decoder.spawn_scoped(scope, decode_all)) {

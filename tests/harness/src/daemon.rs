@@ -81,6 +81,16 @@ impl Daemon {
         ready
     }
 
+    /// False as well after it ended by itself.
+    pub fn is_running(&mut self) -> Result<bool> {
+        if let Some(process) = &mut self.process
+            && process.ended()?.is_some()
+        {
+            self.process = None;
+        }
+        Ok(self.process.is_some())
+    }
+
     pub fn kill9(&mut self) -> Result<()> {
         self.take()?.kill9()
     }

@@ -119,6 +119,12 @@ impl ControllerManager {
         Ok(manager)
     }
 
+    /// False as well after it ended by itself: that of 1.36 panics if it finds a node reachable again before it knows the node's zone
+    /// (`markNodeAsReachable`). A kubelet starts its static pod again.
+    pub fn is_running(&mut self) -> Result<bool> {
+        self.daemon.is_running()
+    }
+
     /// Starts it after [`ControllerManager::kill9`] or [`ControllerManager::terminate`] and waits until it serves.
     pub async fn start_again(&mut self) -> Result<()> {
         let port = self.port;

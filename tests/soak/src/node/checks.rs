@@ -1,7 +1,7 @@
 //! Owns: the checks of a quiet phase. In: a cluster in which nothing is broken and nothing changes. Out: how long it took to settle,
 //! what the processes use at rest, and violations.
 
-use super::env::{FORGOTTEN, NODE_AGENT, NodeEnv, PROXY, endpoints};
+use super::env::{NODE_AGENT, NodeEnv, PROXY, endpoints};
 use crate::lives::Usage;
 use crate::timeline::Timeline;
 use anyhow::{Context as _, Result, ensure};
@@ -16,6 +16,10 @@ use std::time::{Duration, Instant};
 
 /// Time until every wanted pod is ready: a kubelet waits up to 5 minutes before it tries an image or a container again.
 const PODS: Duration = Duration::from_secs(400);
+/// Interval in which Deployments are touched that want pods while no pod is on its way: after an outage of the API server, a controller of
+/// Kubernetes 1.36 may take its own copies for too old, and do nothing until the object changes; or it expects, for five minutes, events
+/// of its own pods that it missed.
+const FORGOTTEN: Duration = Duration::from_secs(60);
 /// Time until agent and proxy have what the API server has.
 const STATE: Duration = Duration::from_secs(60);
 
@@ -96,8 +100,11 @@ impl<'a> Checker<'a> {
             let remind_at = began + FORGOTTEN * (reminded.load(Ordering::Relaxed) + 1);
             if !pending.is_empty() && !waits_for_pods && Instant::now() > remind_at {
                 reminded.fetch_add(1, Ordering::Relaxed);
-                let of_work = ["deployments,replicasets", "--all"];
-                self.env.remind_controllers(&of_work, &pending.join(", "), self.timeline).await?;
+                self.timeline.record("controllers reminded", &pending.join(", "));
+                self.timeline.count("controllers reminded");
+                let mark = format!("soak/reminded={}", self.timeline.seconds(Instant::now()) as u64);
+                let annotate = ["annotate", "deployments,replicasets", "--all", "--overwrite", &mark];
+                self.env.operator.kubectl(&annotate).await?;
             }
             ensure!(pending.is_empty(), "not ready: {pending:?}");
             Ok(())

@@ -1,8 +1,8 @@
-//! Owns: whether the EndpointSlices of the Deployment that changes gracefully say what its pods are. In: both, from the API server. Out:
-//! windows of [`Broken::Controllers`].
+//! Owns: that the controllers run, and whether the EndpointSlices of the Deployment that changes gracefully say what its pods are. In:
+//! both, from the API server. Out: windows of [`Broken::Controllers`].
 //!
-//! After an outage of the API server, a controller waits up to a minute before it watches pods again. Until then the slices have pods
-//! that have ended, and so has every proxy.
+//! Controllers that have ended are started again. After an outage of the API server, a controller waits up to a minute before it watches
+//! pods again. Until then the slices have pods that have ended, and so has every proxy.
 
 use super::env::NodeEnv;
 use crate::Phase;
@@ -28,6 +28,7 @@ pub(super) async fn watch(env: Arc<NodeEnv>, timeline: Timeline, phases: channel
     let (mut since, mut window) = (None, None);
     while *phases.borrow() != Phase::Done {
         tokio::time::sleep(INTERVAL).await;
+        restart_if_ended(&env, &timeline).await;
         let Ok(Ok(outdated)) = tokio::time::timeout(API_PATIENCE, outdated(&env)).await else { continue };
         if outdated.is_empty() {
             (since, window) = (None, None);
@@ -40,6 +41,20 @@ pub(super) async fn watch(env: Arc<NodeEnv>, timeline: Timeline, phases: channel
             timeline.count("controllers are late");
             window = Some(timeline.open(Broken::Controllers));
         }
+    }
+}
+
+/// As a kubelet does with their static pod.
+async fn restart_if_ended(env: &NodeEnv, timeline: &Timeline) {
+    let mut controllers = env.controllers.lock().await;
+    if controllers.is_running().unwrap_or(true) {
+        return;
+    }
+    let _window = timeline.open(Broken::Controllers);
+    match controllers.start_again().await {
+        Ok(()) => timeline.count("controllers restarted"),
+        // They end as well if the API server does not answer.
+        Err(error) => timeline.record("controllers do not start", &format!("{error:#}")),
     }
 }
 

@@ -18,7 +18,7 @@ use keelson_harness::util::{eventually, http_get};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex as StdMutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::process::Command;
 use tokio::sync::Mutex;
 
@@ -33,11 +33,6 @@ pub(super) const NODE_AGENT: &str = "node-2";
 /// Image of the former version; the chart's is `keelson`.
 const FORMER_IMAGE: &str = "keelson-former";
 
-/// Time after which objects are touched that want pods while no pod is on its way: after an outage of the API server, a controller of
-/// Kubernetes 1.36 may take its own copies for too old, and do nothing until the object changes; or it expects, for five minutes, events
-/// of its own pods that it missed.
-pub(super) const FORGOTTEN: Duration = Duration::from_secs(60);
-
 const PROXY_LABEL: &str = "keelson.dev/proxy=true";
 
 /// Fields are dropped in this order: users before what they use.
@@ -49,7 +44,7 @@ pub(super) struct NodeEnv {
     pub(super) node_agent: AgentHost,
     pub(super) runtime: Mutex<Containerd>,
     _scheduler: Scheduler,
-    _controllers: ControllerManager,
+    pub(super) controllers: Mutex<ControllerManager>,
     /// Locked by faults of the API server.
     pub(super) cluster: Mutex<Cluster>,
     pub(super) operator: Operator,
@@ -107,7 +102,7 @@ impl NodeEnv {
             node_agent: AgentHost::new(node_agent, &state_disk, [Broken::NodeAgent; 2]),
             runtime: Mutex::new(containerd),
             _scheduler: scheduler,
-            _controllers: controllers,
+            controllers: Mutex::new(controllers),
             admin: cluster.admin.clone(),
             cluster: Mutex::new(cluster),
             operator,
@@ -144,20 +139,6 @@ impl NodeEnv {
             http_get(&format!("{PROXY}/readyz")).await?.success().map(drop)
         })
         .await
-    }
-
-    /// Changes an annotation of these objects, as `kubectl` names them.
-    pub(super) async fn remind_controllers(
-        &self,
-        objects: &[&str],
-        why: &str,
-        timeline: &Timeline,
-    ) -> Result<()> {
-        timeline.record("controllers reminded", why);
-        timeline.count("controllers reminded");
-        let mark = format!("soak/reminded={}", timeline.seconds(Instant::now()) as u64);
-        let annotate = [&["annotate", "--overwrite"], objects, &[&mark]].concat();
-        self.operator.kubectl(&annotate).await?.success().map(drop)
     }
 
     /// Runs `kubectl` until it succeeds: the API server may be broken.

@@ -3,7 +3,7 @@
 //! Four lanes: agent and proxy, their versions and backends; kubelet and runtime; the API server and the way to it; the disk of the
 //! agent's state and the rules in the kernel.
 
-use super::env::{FORGOTTEN, NodeEnv};
+use super::env::NodeEnv;
 use crate::agent_host::AgentHost;
 use crate::lanes::{Fault, Inject, Lane, LaneSpec, name};
 use crate::timeline::Broken;
@@ -110,23 +110,7 @@ impl NodeEnv {
 
     /// A pod that does not come back is a violation, not the end of the run.
     async fn proxy_returns(&self, old: Option<u32>, lane: &Lane) {
-        let replaced = self.proxy_replaced(old, PROXY_PATIENCE);
-        let remind = async {
-            loop {
-                tokio::time::sleep(FORGOTTEN).await;
-                if self.proxy_pid().is_some() {
-                    continue;
-                }
-                let daemon_set = ["-n", "kube-system", "ds/keelson-proxy"];
-                // Tried again.
-                drop(self.remind_controllers(&daemon_set, "there is no proxy", &lane.timeline).await);
-            }
-        };
-        let outcome = tokio::select! {
-            outcome = replaced => outcome,
-            () = remind => return,
-        };
-        if let Err(error) = outcome {
+        if let Err(error) = self.proxy_replaced(old, PROXY_PATIENCE).await {
             lane.timeline.violation("the proxy comes back", &format!("{error:#}"));
         }
     }
