@@ -27,6 +27,7 @@ pub struct Client {
     /// The state that was received last; the next request starts from it.
     position: Position,
     received: bool,
+    ahead: Option<Batch>,
 }
 
 #[derive(Debug)]
@@ -76,6 +77,7 @@ impl Client {
             link: Link::None,
             position,
             received: false,
+            ahead: None,
             options,
         }
     }
@@ -146,6 +148,16 @@ impl Client {
         }
     }
 
+    /// Connects and receives the first state, which [`run`](Self::run) reports: for a consumer that is not ready yet. Ends
+    /// early after an error, which `run` meets again.
+    pub async fn receive_ahead(&mut self) {
+        let cancel = self.cancel.clone();
+        match cancel.run_until_cancelled(self.receive_batch()).await {
+            Some(Ok(batch)) => self.ahead = Some(batch),
+            Some(Err(_)) | None => self.link = Link::None,
+        }
+    }
+
     /// Reports every state to a consumer until the client is cancelled; returns the last position. A running `sync` of
     /// the consumer is waited for even when cancelled.
     ///
@@ -157,7 +169,11 @@ impl Client {
         let resumes = self.position.instance_id != 0;
         let mut store = if resumes { DiffStore::resumed(held) } else { DiffStore::new(held) };
         loop {
-            let Some(batch) = cancel.run_until_cancelled(self.receive_batch()).await else { break };
+            let batch = match self.ahead.take() {
+                Some(batch) => Some(Ok(batch)),
+                None => cancel.run_until_cancelled(self.receive_batch()).await,
+            };
+            let Some(batch) = batch else { break };
             let delivered = match batch {
                 Ok(batch) => self.deliver(&mut store, batch, handlers).await,
                 Err(error) => Err(error),

@@ -71,10 +71,13 @@ impl Running {
     }
 
     fn with(options: Options, held: &[&str], fail: u32) -> Self {
+        Self::of(Client::new(options), held, fail)
+    }
+
+    fn of(mut client: Client, held: &[&str], fail: u32) -> Self {
         let (out, events) = mpsc::unbounded_channel();
         let held = held.iter().map(|name| ServiceName::new("ns", name)).collect();
         let mut handlers = Calls { held, calls: Vec::new(), out, fail: Arc::new(Mutex::new(fail)) };
-        let mut client = Client::new(options);
         let errors = Arc::new(Mutex::new(Vec::new()));
         let sink = errors.clone();
         client.on_error(move |report| sink.lock().unwrap().push(report.error.to_string()));
@@ -118,6 +121,46 @@ async fn changes_are_delivered_by_state() {
     call.bytes(&[0x7a, 0]).await;
     call.set("d", 1).await;
     assert_eq!(running.end().await.rev, 5);
+}
+
+/// Receives ahead while `serve` answers.
+async fn received_ahead(options: Options, serve: impl AsyncFnOnce()) -> Client {
+    let mut client = Client::new(options);
+    let receiving = tokio::spawn(async move {
+        client.receive_ahead().await;
+        client
+    });
+    serve().await;
+    timeout(LONG, receiving).await.expect("it ends").unwrap()
+}
+
+#[tokio::test]
+async fn a_state_that_was_received_ahead_is_delivered_first() {
+    let (mut server, options) = started();
+    let client = received_ahead(options, async || {
+        let call = server.expect("Watch", 0, 0).await;
+        call.full(7, 1, &[("a", 1)]).await;
+        // What comes before the consumer is there waits in the connection.
+        call.changes(7, 2, &[("b", 1)]).await;
+    });
+    let mut running = Running::of(client.await, &[], 0);
+    assert_eq!(running.next_event().await, "a=1 7@1");
+    assert_eq!(running.next_event().await, "b=1 7@2");
+    running.end().await;
+}
+
+#[tokio::test]
+async fn what_fails_ahead_is_tried_again() {
+    let (mut server, options) = started();
+    let client = received_ahead(options, async || {
+        server.expect("Watch", 0, 0).await.set("a", 1).await;
+        server.restart();
+    });
+    let mut running = Running::of(client.await, &[], 0);
+    let call = server.expect("Watch", 0, 0).await;
+    call.full(7, 1, &[("a", 2)]).await;
+    assert_eq!(running.next_event().await, "a=2 7@1");
+    running.end().await;
 }
 
 #[tokio::test]

@@ -1,7 +1,8 @@
 //! Follows the agent and programs its states.
 //!
 //! Owns: a thread with a runtime of its own. In: the agent's states, the node's addresses, ticks. Out: calls of
-//! [`crate::sync::SyncLoop`]; updates of health, health check node ports, metrics and conntrack.
+//! [`crate::sync::SyncLoop`]; updates of health, health check node ports, metrics and conntrack. The first state is received while the
+//! backend is being opened.
 
 use std::{
     sync::Arc,
@@ -33,64 +34,81 @@ use crate::{
 /// How long `NodeCIDR` waits for the node's pod CIDRs. Source: kube-proxy.
 const POD_CIDRS: Duration = Duration::from_secs(300);
 
+/// What the thread works with once the backend is open.
+#[derive(Debug, Clone)]
+pub(super) struct Opened {
+    pub(super) shared: Arc<Shared>,
+    pub(super) cleaner: Cleaner,
+}
+
 #[derive(Debug)]
-pub(super) struct Follower(oneshot::Receiver<Option<RunError>>);
+pub(super) struct Follower {
+    opened: watch::Sender<Option<Opened>>,
+    ended: oneshot::Receiver<Option<RunError>>,
+}
 
 impl Follower {
+    /// States are programmed from now on.
+    pub(super) fn begin(&self, opened: Opened) {
+        self.opened.send_replace(Some(opened));
+    }
+
     /// Waits for the end of the thread. `None`: it was stopped.
     pub(super) async fn ended(self) -> Option<RunError> {
-        self.0.await.unwrap_or(Some(RunError::Ended))
+        self.ended.await.unwrap_or(Some(RunError::Ended))
     }
 }
 
-/// Starts the thread, in the network namespace of the caller.
+/// Starts the thread, in the network namespace of the caller. It ends with the follower, or when it is stopped.
 pub(super) fn start(
-    shared: Arc<Shared>,
     target: Target,
+    service_proxy_name: String,
     addresses: watch::Receiver<Arc<LocalAddresses>>,
-    cleaner: Cleaner,
     stop: CancellationToken,
 ) -> Result<Follower, RunError> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(RunError::Thread)?;
+    let mut client = Client::new(Options { target, service_proxy_name, ..Options::default() });
+    client.cancel_with(stop);
+    let (opened, opening) = watch::channel(None);
     let (done, ended) = oneshot::channel();
     let body = move || {
-        let outcome = runtime.block_on(work(shared, target, addresses, cleaner, stop));
+        let outcome = runtime.block_on(async {
+            tokio::select! {
+                () = follow(client, opening.clone()) => None,
+                error = ticks(opening.clone(), addresses) => error,
+            }
+        });
         // The receiver is gone when the process ends.
         drop(done.send(outcome));
     };
     thread::Builder::new().name("sync".to_owned()).spawn(body).map_err(RunError::Thread)?;
-    Ok(Follower(ended))
+    Ok(Follower { opened, ended })
 }
 
-async fn work(
-    shared: Arc<Shared>,
-    target: Target,
-    addresses: watch::Receiver<Arc<LocalAddresses>>,
-    cleaner: Cleaner,
-    stop: CancellationToken,
-) -> Option<RunError> {
-    let service_proxy_name = shared.sync().options().service_proxy_name.clone();
-    let mut client = Client::new(Options { target, service_proxy_name, ..Options::default() });
-    client.cancel_with(stop);
+/// `None`: the backend could not be opened.
+async fn open(mut opening: watch::Receiver<Option<Opened>>) -> Option<Opened> {
+    opening.wait_for(Option::is_some).await.ok()?.clone()
+}
+
+async fn follow(mut client: Client, opening: watch::Receiver<Option<Opened>>) {
+    client.receive_ahead().await;
+    let Some(Opened { shared, cleaner }) = open(opening).await else { return };
     let failing = shared.clone();
     client.on_error(move |report| failing.link(Link::Failing(report.error.to_string())));
     // After a reconnect without a new state, the consumer is not called.
     let recovered = shared.clone();
     client.on_recovery(move || recovered.link(Link::Following));
-    let mut consumer = Consumer::new(shared.clone(), cleaner.clone());
-    tokio::select! {
-        _ = client.run(&mut consumer) => None,
-        error = ticks(shared, addresses, cleaner) => Some(error),
-    }
+    client.run(&mut Consumer::new(shared, cleaner)).await;
 }
 
-/// Passes addresses and time to the sync loop. Returns when the wait for pod CIDRs times out.
+/// Passes addresses and time to the sync loop. Returns when the wait for pod CIDRs times out; `None`: the backend could not be
+/// opened.
 async fn ticks(
-    shared: Arc<Shared>,
+    opening: watch::Receiver<Option<Opened>>,
     mut addresses: watch::Receiver<Arc<LocalAddresses>>,
-    cleaner: Cleaner,
-) -> RunError {
+) -> Option<RunError> {
+    let Opened { shared, cleaner } = open(opening).await?;
     let mut interval = tokio::time::interval(TICK);
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut waiting: Option<Instant> = None;
@@ -115,7 +133,7 @@ async fn ticks(
         shared.apply_checks();
         waiting = waits.then(|| waiting.unwrap_or(now));
         if waiting.is_some_and(|since| now.saturating_duration_since(since) >= POD_CIDRS) {
-            return RunError::NoPodCidrs(POD_CIDRS);
+            return Some(RunError::NoPodCidrs(POD_CIDRS));
         }
     }
 }

@@ -23,6 +23,7 @@ use prometheus_client::registry::Registry;
 use tokio::net::{TcpListener, UnixListener};
 use tokio_util::sync::CancellationToken;
 
+use follow::Opened;
 use shared::Shared;
 use take_over::TakeOverTask;
 use view::View;
@@ -139,6 +140,8 @@ pub async fn run(
         false => WatchScope::AddressesAndInterfaces,
     };
     let watch = addresses::watch(scope).await.map_err(RunError::Addresses)?;
+    let name = options.service_proxy_name.clone();
+    let follower = follow::start(config.target.clone(), name, watch.receiver(), stop.clone())?;
     let backend = driver.open(&options, Access::Program).map_err(RunError::Backend)?;
     // Checks and counts read the kernel without the lock of the sync loop. A full sync reads it under that lock.
     let mut checking = backend.observer().map_err(RunError::Backend)?;
@@ -163,8 +166,7 @@ pub async fn run(
     let view = View::new(shared.clone(), registry, history::start(shared.clone()));
     let http = config.http.as_ref().and_then(|listener| listener.local_addr().ok());
     serve(config.debug, config.http.map(|listener| (listener, config.http_hosts)), view, &stop);
-    let reporter =
-        tokio::spawn(report::report(shared.clone(), config.target.clone(), config.debug_name, http));
+    let reporter = tokio::spawn(report::report(shared.clone(), config.target, config.debug_name, http));
     let settings = tokio::spawn(settings::apply_settings(
         shared.clone(),
         options.conntrack.clone(),
@@ -176,7 +178,7 @@ pub async fn run(
     });
     checker::start(shared.clone(), checking, cleaner.clone(), take_over, options.sync_period, stop.clone())
         .map_err(RunError::Thread)?;
-    let follower = follow::start(shared.clone(), config.target, watch.receiver(), cleaner, stop.clone())?;
+    follower.begin(Opened { shared: shared.clone(), cleaner });
     ready();
     let ended = follower.ended().await;
     reporter.abort();
