@@ -148,8 +148,9 @@ impl View {
         let parts = &self.0.parts;
         let node_name = self.node_name();
         let limit = self.0.set_limit.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let runtime = parts.health.borrow().clone();
         Some(NodeFacts {
-            runtime: parts.health.borrow().clone(),
+            runtime,
             is_passing_through: parts.metrics.passing_through.get() != 0,
             conditions: parts
                 .heartbeats
