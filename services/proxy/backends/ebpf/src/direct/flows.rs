@@ -49,12 +49,12 @@ fn may_be_idle(protocol: u32, state: u16, is_scarce: bool) -> Duration {
     let lasts = has(LASTS) && !has(RESET) && !has(ENDED) && (protocol == UDP || !has_one_sided_end(state));
     let seconds = if protocol == UDP {
         if has(LASTS) { 120 } else { 30 }
-    } else if has(RESET) {
-        // It may have been forged; the next packet of either side ends the state.
-        300
     } else if has(ENDED) {
         // Late packets still find their way.
         30
+    } else if has(RESET) {
+        // It may have been forged; the next packet of either side ends the state.
+        300
     } else if state & ENDED != 0 {
         // The end of the other side may not pass this node; otherwise that side may still send.
         if has_one_sided_end(state) { 120 } else { 3_600 }
@@ -219,6 +219,7 @@ mod tests {
             (6, LASTS | ENDED_BY_ENDPOINT, [3_600, 3_600]),
             (6, LASTS | ENDED_BY_CLIENT | ONE_SIDED, [120, 20]),
             (6, LASTS | ENDED_BY_CLIENT | ENDED_BY_ENDPOINT, [30, 5]),
+            (6, LASTS | ENDED_BY_CLIENT | ENDED_BY_ENDPOINT | RESET, [30, 5]),
             (6, LASTS | RESET, [300, 50]),
             (6, RESET, [300, 50]),
             (17, 0, [30, 5]),
