@@ -8,7 +8,7 @@ use std::{io, time::Duration};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Api, DiffStore, Error, ErrorReport, Handlers, Options, Position, State,
+    Api, DiffStore, Error, ErrorReport, Handlers, Options, Position, ServiceEndpoints, State,
     connection::{Connection, Watch},
     retry::ErrorLog,
     store::Batch,
@@ -163,7 +163,10 @@ impl Client {
     ///
     /// Starts at [`Options::instance_id`] and [`Options::rev`], or where an earlier run of this client ended, if the
     /// consumer still has that state.
-    pub async fn run(&mut self, handlers: &mut impl Handlers) -> Position {
+    pub async fn run<S>(&mut self, handlers: &mut impl Handlers<S>) -> Position
+    where
+        S: From<ServiceEndpoints> + Send,
+    {
         let cancel = self.cancel.clone();
         let held = handlers.held();
         let resumes = self.position.instance_id != 0;
@@ -186,11 +189,11 @@ impl Client {
         self.position.clone()
     }
 
-    async fn deliver(
+    async fn deliver<S: From<ServiceEndpoints> + Send>(
         &mut self,
         store: &mut DiffStore,
         batch: Batch,
-        handlers: &mut impl Handlers,
+        handlers: &mut impl Handlers<S>,
     ) -> Result<(), Error> {
         let position = batch.position.clone();
         let delivered = store.deliver_batch(batch, handlers).await;

@@ -14,9 +14,15 @@ use crate::{BoxError, Position, ServiceName};
 /// [`sync`](Self::sync), which completes the state. Intermediate states may be skipped, changes never. Deletes come
 /// first, so that an address that moves from one Service to another is free when it is set.
 ///
+/// `S` is what the consumer needs of a Service: the message, or what it makes of it. Those of a large first state are made on a thread of
+/// their own.
+///
 /// All methods are called from the task that runs the client. Work of more than a few seconds belongs in
 /// `tokio::task::spawn_blocking`; otherwise the connection cannot answer the server meanwhile.
-pub trait Handlers: Send {
+pub trait Handlers<S = ServiceEndpoints>: Send
+where
+    S: From<ServiceEndpoints> + Send,
+{
     /// The Services that are held from an earlier run; called once at the start. Those that no longer exist are deleted
     /// with the first full state. Empty, unless the consumer keeps state of its own (in the kernel, on disk). Worth
     /// implementing also for a consumer that does not resume but starts beside what an earlier run left.
@@ -34,7 +40,7 @@ pub trait Handlers: Send {
 
     /// This Service is new or has changed. After an error of [`sync`](Self::sync) it is called again for every Service, and
     /// so it is if the rest of the first state could not be decoded.
-    fn set(&mut self, name: &ServiceName, service: ServiceEndpoints);
+    fn set(&mut self, name: &ServiceName, service: S);
 
     /// The state is complete: apply it. Also called when only the position has changed, such as when a state becomes
     /// stale.
@@ -46,7 +52,7 @@ pub trait Handlers: Send {
     fn sync(&mut self, position: &Position) -> impl Future<Output = Result<(), BoxError>> + Send;
 }
 
-impl<H: Handlers> Handlers for &mut H {
+impl<S: From<ServiceEndpoints> + Send, H: Handlers<S>> Handlers<S> for &mut H {
     fn held(&mut self) -> Vec<ServiceName> {
         H::held(self)
     }
@@ -59,7 +65,7 @@ impl<H: Handlers> Handlers for &mut H {
         H::delete(self, name);
     }
 
-    fn set(&mut self, name: &ServiceName, service: ServiceEndpoints) {
+    fn set(&mut self, name: &ServiceName, service: S) {
         H::set(self, name, service);
     }
 

@@ -79,7 +79,10 @@ pub use tokio_util::sync::CancellationToken;
 ///
 /// # Errors
 /// The signal handlers cannot be installed. Nothing else ends it.
-pub async fn run(options: Options, handlers: &mut impl Handlers) -> io::Result<Position> {
+pub async fn run<S>(options: Options, handlers: &mut impl Handlers<S>) -> io::Result<Position>
+where
+    S: From<ServiceEndpoints> + Send,
+{
     let mut client = Client::new(options);
     client.cancel_on_signals()?;
     Ok(client.run(handlers).await)

@@ -22,8 +22,8 @@ use crate::{Error, Handlers, Position, RawService, ServiceName, State, state::de
 /// Maximum number of bytes of changed Services that are kept decoded. Above it each is decoded to check it and again
 /// when it is delivered, which takes less memory.
 const DECODED_AT_ONCE: usize = 1 << 20;
-/// Maximum number of Services that are decoded ahead of the consumer.
-const AHEAD: usize = 64;
+/// Number of Services that are decoded ahead of the consumer at a time, which costs a wake-up; twice as many may wait for it.
+const AHEAD: usize = 32;
 
 /// The changes that lead to the next state.
 #[derive(Debug)]
@@ -74,32 +74,37 @@ struct Plan {
     is_full: bool,
 }
 
-struct Decoded {
+struct Decoded<S> {
     name: ServiceName,
     hash: u64,
-    service: Result<ServiceEndpoints, Error>,
+    service: Result<S, Error>,
 }
 
-impl From<Set> for Decoded {
+impl<S: From<ServiceEndpoints>> From<Set> for Decoded<S> {
     fn from(Set { name, bytes, hash, decoded }: Set) -> Self {
-        let service = decoded.map_or_else(|| decode(&name, &bytes), Ok);
+        let service = decoded.map_or_else(|| decode(&name, &bytes), Ok).map(S::from);
         Self { name, hash, service }
     }
 }
 
 /// Passes Services on in their order, until one fails. Many are decoded on a thread of their own, ahead of the consumer.
-fn decode_ahead(sets: Vec<Set>, mut pass: impl FnMut(Decoded) -> Result<(), Error>) -> Result<(), Error> {
+fn decode_ahead<S: From<ServiceEndpoints> + Send>(
+    sets: Vec<Set>,
+    mut pass: impl FnMut(Decoded<S>) -> Result<(), Error>,
+) -> Result<(), Error> {
     let undecoded = sets.iter().filter(|set| set.decoded.is_none()).map(|set| set.bytes.len());
     let is_many = undecoded.sum::<usize>() > DECODED_AT_ONCE;
     let sets = Mutex::new(sets.into_iter());
     let next = || sets.lock().unwrap_or_else(PoisonError::into_inner).next().map(Decoded::from);
     thread::scope(|scope| {
-        let (sender, receiver) = mpsc::sync_channel(AHEAD);
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let next_batch = move || Some(iter::from_fn(next).take(AHEAD).collect::<Vec<_>>());
+        let batches = iter::from_fn(next_batch).take_while(|batch| !batch.is_empty());
         // Ends with the receiver.
-        let decode_all = move || iter::from_fn(next).all(|service| sender.send(service).is_ok());
+        let decode_all = move || batches.map(|batch| sender.send(batch)).all(|sent| sent.is_ok());
         let decoder = thread::Builder::new().name("decode".to_owned());
         match is_many.then(|| decoder.spawn_scoped(scope, decode_all)) {
-            Some(Ok(_)) => receiver.into_iter().try_for_each(pass),
+            Some(Ok(_)) => receiver.into_iter().flatten().try_for_each(pass),
             // Without a thread.
             Some(Err(_)) | None => iter::from_fn(next).try_for_each(&mut pass),
         }
@@ -124,7 +129,11 @@ impl DiffStore {
     /// # Errors
     /// A changed Service cannot be decoded: nothing was delivered, or of the first state only Services before it, without
     /// `sync`. Or `sync` failed: the next state, which may be the same, is delivered in full.
-    pub async fn deliver(&mut self, state: State, handlers: &mut impl Handlers) -> Result<(), Error> {
+    pub async fn deliver<S: From<ServiceEndpoints> + Send>(
+        &mut self,
+        state: State,
+        handlers: &mut impl Handlers<S>,
+    ) -> Result<(), Error> {
         self.deliver_batch(state.into(), handlers).await
     }
 
@@ -134,10 +143,10 @@ impl DiffStore {
         self.decoded
     }
 
-    pub(crate) async fn deliver_batch(
+    pub(crate) async fn deliver_batch<S: From<ServiceEndpoints> + Send>(
         &mut self,
         batch: Batch,
-        handlers: &mut impl Handlers,
+        handlers: &mut impl Handlers<S>,
     ) -> Result<(), Error> {
         let plan = self.plan(batch)?;
         let nothing = plan.deletes.is_empty() && plan.sets.is_empty() && plan.node.is_none();
@@ -185,7 +194,11 @@ impl DiffStore {
         Ok(Plan { deletes, sets, node, position, is_full })
     }
 
-    async fn call(&mut self, plan: Plan, handlers: &mut impl Handlers) -> Result<(), Error> {
+    async fn call<S: From<ServiceEndpoints> + Send>(
+        &mut self,
+        plan: Plan,
+        handlers: &mut impl Handlers<S>,
+    ) -> Result<(), Error> {
         let Plan { deletes, sets, node, position, is_full } = plan;
         let is_first = self.is_first(is_full);
         // Until `sync` succeeds, delivered Services count as neither present nor deleted.

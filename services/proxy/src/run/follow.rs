@@ -10,24 +10,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-use keelson_client::{
-    BoxError, Client, Handlers, NodeInfo, Options, Position, ServiceEndpoints, ServiceName, Target,
-};
-use keelson_proto::{localnetv1::Protocol as WireProtocol, unix_ms};
+use keelson_client::{BoxError, Client, Handlers, NodeInfo, Options, Position, ServiceName, Target};
+use keelson_proto::unix_ms;
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     RunError,
     cleaner::Cleaner,
+    received::Received,
     shared::{Link, Shared, TICK},
     take_over,
 };
 use crate::{
     addresses::{LocalAddresses, Match, node_port_addresses},
-    health::{ListenAddresses, ServiceHealthCheck},
+    health::ListenAddresses,
     metrics::{NoLocalEndpoints, SyncKind},
-    model::{Family, service_ports},
+    model::{Family, ServicePort},
     sync::Synced,
 };
 
@@ -201,12 +200,9 @@ impl Consumer {
     }
 
     /// Changes one Service in the sync loop, and updates the metric of its ports.
-    fn change(&mut self, name: &ServiceName, service: Option<&ServiceEndpoints>) {
+    fn change(&mut self, name: &ServiceName, ports: [Vec<ServicePort>; 2]) {
         self.queue();
         self.services += 1;
-        let supported = |family: Family| service.filter(|_| self.shared.families.contains(&family));
-        let ports = Family::ALL
-            .map(|family| supported(family).map_or_else(Vec::new, |service| service_ports(service, family)));
         for (no_local, ports) in self.no_local.iter_mut().zip(&ports) {
             no_local.set(name, ports);
         }
@@ -214,7 +210,7 @@ impl Consumer {
     }
 }
 
-impl Handlers for Consumer {
+impl Handlers<Received> for Consumer {
     fn node(&mut self, node: NodeInfo) {
         self.shared.health.node(Some(&node));
         self.shared.sync().set_node(node, Instant::now());
@@ -222,17 +218,19 @@ impl Handlers for Consumer {
     }
 
     fn delete(&mut self, name: &ServiceName) {
-        self.change(name, None);
+        self.change(name, [(); 2].map(|()| Vec::new()));
         self.shared.check(name, None);
     }
 
-    fn set(&mut self, name: &ServiceName, service: ServiceEndpoints) {
+    fn set(&mut self, name: &ServiceName, service: Received) {
         if service.service_proxy_name != self.shared.sync().options().service_proxy_name {
             return self.refuse(name);
         }
-        self.change(name, Some(&service));
-        self.shared.check(name, health_check(name, &service, &self.shared.families));
-        if service.ports.iter().any(|port| port.protocol() == WireProtocol::Udp) {
+        let has_udp = service.has_udp;
+        let (ports, check) = service.within(&self.shared.families);
+        self.change(name, ports);
+        self.shared.check(name, check);
+        if has_udp {
             self.shared.udp_changed();
         }
     }
@@ -293,27 +291,6 @@ pub(super) fn finish(shared: &Shared, cleaner: &Cleaner, synced: &[Synced], posi
         }
     }
     shared.record_syncs(synced, position);
-}
-
-/// The health check node port of a Service, if it has one. The agent sends it only if it has an effect.
-fn health_check(
-    name: &ServiceName,
-    service: &ServiceEndpoints,
-    families: &[Family],
-) -> Option<ServiceHealthCheck> {
-    let port = u16::try_from(service.health_check_node_port).ok().filter(|port| *port != 0)?;
-    let cluster_ips = service.i_ps.as_ref().and_then(|ips| ips.cluster_i_ps.as_ref());
-    let has = |family| {
-        let of_service = cluster_ips.is_some_and(|ips| match family {
-            Family::V4 => !ips.v4.is_empty(),
-            Family::V6 => !ips.v6.is_empty(),
-        });
-        of_service && families.contains(&family)
-    };
-    let local_v4 = has(Family::V4).then_some(service.local_ready_v4);
-    let local_v6 = has(Family::V6).then_some(service.local_ready_v6);
-    local_v4.or(local_v6)?;
-    Some(ServiceHealthCheck { name: name.clone(), port, local_v4, local_v6 })
 }
 
 impl Shared {

@@ -10,6 +10,7 @@ mod checker;
 mod cleaner;
 mod follow;
 mod history;
+mod received;
 mod report;
 mod settings;
 mod shared;

@@ -26,6 +26,13 @@ pub(crate) struct ServiceHealthCheck {
 }
 
 impl ServiceHealthCheck {
+    pub(crate) fn local_mut(&mut self, family: Family) -> &mut Option<u32> {
+        match family {
+            Family::V4 => &mut self.local_v4,
+            Family::V6 => &mut self.local_v6,
+        }
+    }
+
     pub(crate) fn local(&self, family: Family) -> Option<u32> {
         match family {
             Family::V4 => self.local_v4,

@@ -185,12 +185,18 @@ impl Plan {
     pub(crate) fn elements(&self) -> impl Iterator<Item = Element> + '_ {
         let family = self.family;
         let ports = || self.services.values().flatten();
-        let frontends = |wanted: fn(SetName) -> bool| {
-            (self.frontends.keys())
-                .filter_map(|frontend| self.frontend_state(frontend))
-                .flat_map(move |state| state.elements(&self.facts))
-                .filter(move |element| wanted(element.set))
+        let frontends = || {
+            let states = self.frontends.keys().filter_map(|frontend| self.frontend_state(frontend));
+            states.flat_map(|state| state.elements(&self.facts))
         };
+        // Few frontends have other elements than the one that comes last.
+        let is_last = |element: &Element| {
+            element.set.is_entry() && !matches!(element.set, SetName::SourceRanges | SetName::Filtered)
+        };
+        let (entries, others): (Vec<_>, Vec<_>) =
+            frontends().filter(|element| !is_last(element)).partition(|element| element.set.is_entry());
+        let (ranges, filtered): (Vec<_>, Vec<_>) =
+            entries.into_iter().partition(|element| element.set == SetName::SourceRanges);
         let choices = |policies: bool| {
             let all = ports().flat_map(move |port| port.choice_elements());
             all.filter(move |element| (element.set == SetName::ExternalPolicy) == policies)
@@ -199,16 +205,14 @@ impl Plan {
         ports()
             .flat_map(move |port| port.slot_elements())
             .chain(hairpin)
-            .chain(frontends(|set| !set.is_entry()))
+            .chain(others)
             .chain(self.counted.keys().map(|counted| count_element(*counted)))
             .chain(choices(false))
             .chain(choices(true))
             .chain(fact_elements(family, &self.facts))
-            .chain(frontends(|set| set == SetName::SourceRanges))
-            .chain(frontends(|set| set == SetName::Filtered))
-            .chain(frontends(|set| {
-                set.is_entry() && !matches!(set, SetName::SourceRanges | SetName::Filtered)
-            }))
+            .chain(ranges)
+            .chain(filtered)
+            .chain(frontends().filter(is_last))
             .chain(self.cluster_ips.keys().map(|ip| cluster_ip(*ip)))
     }
 

@@ -44,11 +44,15 @@ impl Table {
         } else {
             thread::scope(|scope| {
                 let (sender, chunks) = mpsc::sync_channel(1);
-                scope.spawn(move || send_chunks(plan, structure, &sender));
-                for changes in chunks {
+                let (spent, spare) = mpsc::channel();
+                scope.spawn(move || send_chunks(plan, structure, &sender, &spare));
+                for mut changes in chunks {
                     commit(family, tables, &changes)?;
                     transactions += 1;
                     added += changes.len();
+                    changes.clear();
+                    // The last ones are not needed any more.
+                    let _ = spent.send(changes);
                 }
                 Ok(())
             })?;
@@ -168,15 +172,21 @@ impl Table {
 }
 
 /// Sends transactions that fill a table: its structure with the first elements, and no elements of entry sets together with others
-/// ([`Plan::elements`] has the order). Ends early when the receiver is gone.
-fn send_chunks(plan: &Plan, structure: Vec<Change>, chunks: &mpsc::SyncSender<Vec<Change>>) {
+/// ([`Plan::elements`] has the order). Ends early when the receiver is gone. `spare`: empty lists, for their memory of megabytes.
+fn send_chunks(
+    plan: &Plan,
+    structure: Vec<Change>,
+    chunks: &mpsc::SyncSender<Vec<Change>>,
+    spare: &mpsc::Receiver<Vec<Change>>,
+) {
     let mut changes = structure;
     let mut elements = plan.elements().peekable();
     while let Some(first) = elements.peek() {
         let is_entry = first.set.is_entry();
         let of_kind = std::iter::from_fn(|| elements.next_if(|element| element.set.is_entry() == is_entry));
         changes.extend(of_kind.take(CHUNK).map(|element| Change::Element(Op::Add(element))));
-        if chunks.send(mem::take(&mut changes)).is_err() {
+        let next = spare.try_recv().unwrap_or_else(|_| Vec::with_capacity(CHUNK));
+        if chunks.send(mem::replace(&mut changes, next)).is_err() {
             return;
         }
     }
