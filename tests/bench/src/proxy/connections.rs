@@ -75,7 +75,7 @@ pub(super) async fn connections(
     }];
     let served: Vec<_> =
         subjects.iter().map(|subject| Ok(Arc::new(serve(&subject.world)?))).collect::<Result<_>>()?;
-    for (name, from, targets) in ways(env) {
+    for (name, from, targets) in ways(env).into_iter().filter(|(name, ..)| name.contains(&options.way)) {
         for (subject, servers) in subjects.iter().zip(&served) {
             subject.check_complete(env)?;
             routes.push(Route {
@@ -87,6 +87,9 @@ pub(super) async fn connections(
                 flows: subject.flows()?,
             });
         }
+    }
+    if routes.len() == 1 {
+        bail!("no connection has {:?} in its name", options.way);
     }
     // Client threads block, which the runtime's own threads must not.
     let measured = tokio::task::block_in_place(|| {

@@ -60,6 +60,8 @@ pub(super) struct Options {
     pub(super) churn: Duration,
     pub(super) long: Duration,
     pub(super) turns: usize,
+    /// A part of the names of the connections that are measured: the more often they take turns, the closer are their figures.
+    pub(super) way: String,
     /// Source ranges of Services without connections.
     pub(super) ranges: usize,
 }
@@ -79,6 +81,7 @@ impl Default for Options {
             churn: Duration::from_secs(60),
             long: Duration::from_secs(1_800),
             turns: 5,
+            way: String::new(),
             ranges: 0,
         }
     }
@@ -86,7 +89,7 @@ impl Default for Options {
 
 /// The flags, printed for an unknown one.
 const FLAGS: &str = "--sizes 1000x10,44000x1 --parts cold,change,churn,neighbour,long,connections --subjects keelson,keelson-nft,kube-proxy --backend nft|iptables|iptables-legacy|ipvs|userspace|ebpf \
-                     --rounds N --patience SECONDS --changes N --changing SECONDS --churn SECONDS --long SECONDS --turns N --ranges N";
+                     --rounds N --patience SECONDS --changes N --changing SECONDS --churn SECONDS --long SECONDS --turns N --way TEXT --ranges N";
 
 impl Options {
     /// From the whole command line; None if `proxy` is not in it.
@@ -132,6 +135,7 @@ impl Options {
             "--churn" => self.churn = seconds()?,
             "--long" => self.long = seconds()?,
             "--turns" => self.turns = number(value)?,
+            "--way" => value.clone_into(&mut self.way),
             "--ranges" => self.ranges = number(value)?,
             _ => bail!("unknown flag"),
         }
@@ -215,6 +219,7 @@ mod tests {
         assert_eq!(options.parts, [Part::Cold, Part::Churn]);
         assert_eq!((options.subjects, options.churn), (vec![Kind::KubeProxy], Duration::from_secs(5)));
         assert_eq!((options.ranges, Options::default().ranges), (7, 0));
+        assert_eq!(of("proxy --way node").unwrap().unwrap().way, "node");
         let iptables = of("proxy --backend iptables").unwrap().unwrap();
         assert_eq!(iptables.backend, Backend::Iptables);
         let main = Size { services: 10_000, each: 10 };
