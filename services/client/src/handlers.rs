@@ -14,7 +14,7 @@ use crate::{BoxError, Position, ServiceName};
 /// [`sync`](Self::sync), which completes the state. Intermediate states may be skipped, changes never. Deletes come
 /// first, so that an address that moves from one Service to another is free when it is set.
 ///
-/// `S` is what the consumer needs of a Service: the message, or what it makes of it. Those of a large first state are made on a thread of
+/// `S` is what the consumer needs of a Service: the message, or what it makes of it. Those of a large state are made on a thread of
 /// their own.
 ///
 /// All methods are called from the task that runs the client. Work of more than a few seconds belongs in
