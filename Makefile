@@ -58,7 +58,7 @@ check: ## format, clippy, spelling and unit tests: no root, no peers
 	@$(MAKE) --no-print-directory spelling
 	@CARGO="$(CARGO)" scripts/check.sh
 
-test: ## every test, those on real components included
+test: ## every test on the kernel of this machine, those on real components included
 	@scripts/install-packages.sh test
 	@CARGO="$(CARGO)" scripts/test.sh
 
@@ -110,11 +110,12 @@ containerd-check: ## the suites of image pulls with containerd 1.7 in place of 1
 	@tests/peers/build.sh containerd-1.7
 	@KEELSON_TEST_CONTAINERD=1.7 CARGO="$(CARGO)" scripts/test.sh --retries 0 -E 'test(/debian16::/)'
 
-# System calls are slow there: minutes of processor time. Which tests: .config/nextest.toml.
-vm-check: ## in a virtual machine: backend ebpf on its oldest kernel (Linux 6.1, without JIT), and the life of a proxy with the backend ipvs
+# System calls are slow there: minutes of processor time. ARGS="-E 'test(ipvs)'": a part, for cargo nextest run.
+vm-check: ## every test in a virtual machine: backend ipvs, and backend ebpf on its oldest kernel (Linux 6.1, without JIT)
 	@scripts/install-packages.sh test
 	@tests/peers/build.sh etcd kubernetes
-	@CARGO="$(CARGO)" scripts/test.sh --profile vm
+	@tests/vm/kernel.sh >/dev/null
+	@CARGO="$(CARGO)" scripts/test.sh --profile vm $(ARGS)
 
 # Mode ipvs makes very many system calls: with Linux 6.1 the suite does not end in half an hour (tests/vm/kernel.sh).
 conformance-kube-proxy: ## the suite of service proxies against the real kube-proxy instead of keelson, in modes nftables, iptables and ipvs
@@ -122,7 +123,7 @@ conformance-kube-proxy: ## the suite of service proxies against the real kube-pr
 	@tests/peers/build.sh kubernetes
 	KEELSON_PROXY_SUBJECT=kube-proxy $(CARGO) test --workspace --test proxy
 	KEELSON_PROXY_SUBJECT=kube-proxy KEELSON_TEST_PROXY_BACKEND=iptables $(CARGO) test --workspace --test proxy
-	KEELSON_VM_LINUX=7.3 KEELSON_PROXY_SUBJECT=kube-proxy CARGO="$(CARGO)" scripts/test.sh --retries 0 -E 'binary(proxy) and test(in_one_process_with_ipvs)'
+	KEELSON_VM_LINUX=7.3 KEELSON_PROXY_SUBJECT=kube-proxy CARGO="$(CARGO)" scripts/test.sh --profile vm --retries 0 -E 'binary(proxy) and test(ipvs)'
 
 bench: ## measure the figures of docs/performance.md beside direct containerd, a stock kubelet and kube-proxy; write its chart and first table
 	@scripts/install-packages.sh bench

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the peers and the kernel of the virtual machine, and runs every test of the workspace. Each command selects the whole
+# Builds the peers, and runs every test of the workspace. Each command selects the whole
 # workspace, because Cargo chooses other features of dependencies, and builds them again, for fewer crates. How tests are run is
 # in .config/nextest.toml.
 #
@@ -9,8 +9,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 cargo=${CARGO:-cargo}
 
 # What takes minutes the first time, side by side: each waits for downloads at times, and for its last unit.
-printf '%s\n' tests/peers/build.sh tests/vm/kernel.sh 'scripts/tool.sh cargo-nextest' \
-    "$cargo build --workspace --bins --tests --examples" | xargs -P 4 -I COMMAND bash -c COMMAND >/dev/null
+printf '%s\n' tests/peers/build.sh 'scripts/tool.sh cargo-nextest' \
+    "$cargo build --workspace --bins --tests --examples" | xargs -P 3 -I COMMAND bash -c COMMAND >/dev/null
 # Asked for once, and not by each test.
 KEELSON_PEERS=$(tests/peers/build.sh)
 export KEELSON_PEERS

@@ -20,7 +20,7 @@ const IPVS: Backend = &[("proxy.backend", "ipvs")];
 
 /// Every ignored test of this module and of `kube_proxy_ipvs` in a virtual machine. The control plane of the latter is outside.
 #[test]
-fn in_one_process_with_ipvs() -> Result<()> {
+fn in_the_vm() -> Result<()> {
     if std::env::var_os("NEXTEST_RUN_ID").is_none() {
         return Ok(());
     }
@@ -43,19 +43,19 @@ fn in_one_process_with_ipvs() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs IPVS: in_one_process_with_ipvs runs it in a virtual machine"]
+#[ignore = "needs IPVS: in_the_vm runs it in a virtual machine"]
 async fn kills_leave_the_servers_of_a_fresh_start() -> Result<()> {
     kills(IPVS, 12).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs IPVS: in_one_process_with_ipvs runs it in a virtual machine"]
+#[ignore = "needs IPVS: in_the_vm runs it in a virtual machine"]
 async fn connections_continue_under_changes() -> Result<()> {
     changes(IPVS, 20).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs IPVS: in_one_process_with_ipvs runs it in a virtual machine"]
+#[ignore = "needs IPVS: in_the_vm runs it in a virtual machine"]
 async fn what_another_version_leaves_is_replaced() -> Result<()> {
     let older = [
         ("ip", "iproute2", "address add 10.96.77.77/32 dev keelson-ipvs0"),
@@ -67,7 +67,7 @@ async fn what_another_version_leaves_is_replaced() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs IPVS: in_one_process_with_ipvs runs it in a virtual machine"]
+#[ignore = "needs IPVS: in_the_vm runs it in a virtual machine"]
 async fn what_another_program_removes_is_repaired() -> Result<()> {
     let removals = [
         ("ipvsadm", "ipvsadm", "--clear"),
@@ -82,7 +82,7 @@ async fn what_another_program_removes_is_repaired() -> Result<()> {
 /// From nft and iptables to ipvs, with connections that stay open, and from ipvs, which serves its connections until they end:
 /// with new ones only.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs IPVS: in_one_process_with_ipvs runs it in a virtual machine"]
+#[ignore = "needs IPVS: in_the_vm runs it in a virtual machine"]
 async fn connections_continue_when_the_backend_changes() -> Result<()> {
     let services = services();
     let mut env = started(&[("proxy.backend", "nft")], &services).await?;
@@ -119,7 +119,7 @@ async fn connections_continue_when_the_backend_changes() -> Result<()> {
 /// Rules that ipvs has for new connections would be asked before those of the next backend, for as long as one connection
 /// through a virtual server is established.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs IPVS: in_one_process_with_ipvs runs it in a virtual machine"]
+#[ignore = "needs IPVS: in_the_vm runs it in a virtual machine"]
 async fn rules_for_new_connections_do_not_wait_for_established_ones() -> Result<()> {
     let services = services();
     let mut env = started(IPVS, &services).await?;
@@ -159,7 +159,7 @@ async fn rules_for_new_connections_do_not_wait_for_established_ones() -> Result<
 
 /// Virtual servers receive packets before any socket: they keep their connections, and leave new ones to the sockets.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs IPVS: in_one_process_with_ipvs runs it in a virtual machine"]
+#[ignore = "needs IPVS: in_the_vm runs it in a virtual machine"]
 async fn connections_continue_when_sockets_take_over() -> Result<()> {
     let mut services = services();
     // Clients with session affinity, and a choice by hash.

@@ -125,7 +125,7 @@ async fn take_over(env: &mut TestEnv, services: &[Service], backend: &str, opene
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs IPVS: in_one_process_with_ipvs runs it in a virtual machine"]
+#[ignore = "needs IPVS: in_the_vm runs it in a virtual machine"]
 async fn every_backend_takes_over_from_mode_ipvs() -> Result<()> {
     let mut env = TestEnv::new()?;
     let plane = ControlPlane::start(&env).await?;
