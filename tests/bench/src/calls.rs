@@ -14,7 +14,7 @@ const TURNS: usize = 40;
 
 pub(super) async fn image_status(kind: Kind) -> Result<Vec<Row>> {
     let node = Node::start(kind).await?;
-    let images = node.push(&[ImageSpec::single("bench/status", 4096)], None).await?;
+    let images = node.push(&[ImageSpec::single("bench/status", 4096)]).await?;
     let agent = node.agent(&Settings::limit(3)).await?;
     let (direct, through) = (node.runtime.cri().await?, agent.cri().await?);
     let name = node.name(&images[0]);

@@ -136,7 +136,7 @@ impl TestEnv {
         let specs: Vec<ImageSpec> =
             (0..IMAGES).map(|n| ImageSpec::single(&format!("bench/team/service-{n}"), 4096)).collect();
         let cri = containerd.cri().await?;
-        for image in push_all(&specs, registry.address(), None).await? {
+        for image in push_all(&specs, &registry).await? {
             cri.pull_image(&image.at(registry.address())).await?;
         }
         let cluster = Cluster::start(&scratch).await?;

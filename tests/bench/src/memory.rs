@@ -26,7 +26,7 @@ fn row(what: String, agent: f64, target: &'static str) -> Row {
 pub(super) async fn idle() -> Result<Row> {
     let node = Node::start(Kind::V2).await?;
     let agent = node.agent(&Settings::limit(3)).await?;
-    let images = node.push(&[ImageSpec::single("bench/idle", 4096)], None).await?;
+    let images = node.push(&[ImageSpec::single("bench/idle", 4096)]).await?;
     agent.cri().await?.pull_image(&node.name(&images[0])).await?;
     // After two probes of the runtime.
     tokio::time::sleep(Duration::from_secs(25)).await;
@@ -37,7 +37,7 @@ pub(super) async fn idle() -> Result<Row> {
 
 pub(super) async fn queued() -> Result<Vec<Row>> {
     let node = Node::start(Kind::V2).await?;
-    let images = node.push(&[ImageSpec::single("bench/stalled", 4096)], None).await?;
+    let images = node.push(&[ImageSpec::single("bench/stalled", 4096)]).await?;
     node.proxy.rule(Match::any(), Fault::Hang);
     let agent = node.agent(&Settings::limit(1)).await?;
     let before = megabytes(agent.pid().context("it runs")?)?;

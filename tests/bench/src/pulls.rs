@@ -58,7 +58,7 @@ async fn pull(node: &Node, cri: &Cri, side: &str, round: usize) -> Result<Durati
     let specs: Vec<ImageSpec> =
         (0..IMAGES).map(|n| ImageSpec::single(&format!("bench/{side}/{round}/{n}"), 64 * 1024)).collect();
     // Directly from the registry: the proxy of the suites would be part of the measurement.
-    let images = node.push(&specs, None).await?;
+    let images = node.push(&specs).await?;
     let names: Vec<String> = images.iter().map(|image| image.at(node.registry.address())).collect();
     let since = Instant::now();
     let mut pulls = JoinSet::new();

@@ -30,7 +30,7 @@ const QUIET: Duration = Duration::from_secs(10);
 /// kubelet's first call.
 pub(super) async fn kill_to_serving() -> Result<Vec<Row>> {
     let node = Node::start(Kind::V2).await?;
-    let images = node.push(&[ImageSpec::single("bench/restart", 4096)], None).await?;
+    let images = node.push(&[ImageSpec::single("bench/restart", 4096)]).await?;
     let mut agent = node.agent(&Settings::limit(3)).await?;
     agent.cri().await?.pull_image(&node.name(&images[0])).await?;
     let mut took = Vec::new();
@@ -76,7 +76,7 @@ async fn serves(socket: &Path) -> Instant {
 /// without restarts, and through the agent during repeated restarts.
 pub(super) async fn planned_under_load() -> Result<Vec<Row>> {
     let node = Node::start(Kind::V2).await?;
-    let images = node.push(&[ImageSpec::single("bench/load", 4096)], None).await?;
+    let images = node.push(&[ImageSpec::single("bench/load", 4096)]).await?;
     let name = node.name(&images[0]);
     let mut agent = node.agent(&Settings::limit(3).set("agent.handover_timeout", "30s")).await?;
     agent.cri().await?.pull_image(&name).await?;

@@ -50,7 +50,7 @@ impl Stage {
 
         println!("filling the registry with {IMAGES} images ...");
         let specs: Vec<_> = (1..=IMAGES).map(|n| ImageSpec::new(&format!("demo/app-{n}"), &LAYERS)).collect();
-        let images = push_all(&specs, registry.address(), None).await?;
+        let images = push_all(&specs, &registry).await?;
 
         println!("starting the agent ...");
         let manifests = folder.path().join("manifests");

@@ -1,14 +1,12 @@
 //! Owns: images that the tests make. In: a description. Out: the image in a registry, with all digests.
 //!
 //! Layers are uncompressed tar files of incompressible bytes, so that their size on the wire is what the test asked
-//! for. No builder is needed: blobs and manifest are pushed over the registry's HTTP API.
+//! for. No builder is needed, and no upload, which would take longer than what is tested: blobs and manifest are put into
+//! the registry's folder.
 
-use crate::registry::User;
-use crate::util::{Answer, http};
-use anyhow::{Context as _, Result, bail};
-use bytes::Bytes;
+use crate::registry::Registry;
+use anyhow::{Context as _, Result, ensure};
 use futures_util::{StreamExt as _, TryStreamExt as _};
-use http::{Method, StatusCode};
 use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
 use serde_json::json;
@@ -19,6 +17,7 @@ use std::fs;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
@@ -119,34 +118,37 @@ impl ImageSpec {
         Ok(Self { repo: repo.to_owned(), tag: "v1".to_owned(), layers, entrypoint: Vec::new() })
     }
 
-    /// Packs the image and pushes it to the registry at `address` (`127.0.0.1:PORT`).
-    pub async fn push(&self, address: &str, user: Option<&User>) -> Result<Image> {
-        let push = Push { address, repo: &self.repo, user };
-        let mut layers = Vec::new();
-        for spec in &self.layers {
-            let spec = spec.clone();
-            let tar = tokio::task::spawn_blocking(move || spec.tar()).await.context("packing panicked")??;
-            layers.push(push.blob(tar.into()).await?);
-        }
+    /// Packs the image and puts it into the registry.
+    pub async fn push(&self, registry: &Registry) -> Result<Image> {
+        let (spec, content) = (self.clone(), registry.content());
+        tokio::task::spawn_blocking(move || spec.put(&content)).await.context("packing panicked")?
+    }
+
+    fn put(&self, registry: &Content) -> Result<Image> {
+        let put = |content: &[u8]| registry.put_blob(&self.repo, content);
+        let layers: Vec<Blob> = self.layers.iter().map(|layer| put(&layer.tar()?)).collect::<Result<_>>()?;
         let config = json!({
             "architecture": "amd64", "os": "linux",
             "config": { "Entrypoint": self.entrypoint },
             // Uncompressed, so blob and content have the same digest.
             "rootfs": { "type": "layers", "diff_ids": layers.iter().map(|l| &l.digest.0).collect::<Vec<_>>() },
         });
-        let config = push.blob(serde_json::to_vec(&config)?.into()).await?;
+        let config = put(&serde_json::to_vec(&config)?)?;
         let manifest = json!({
             "schemaVersion": 2, "mediaType": MANIFEST,
             "config": descriptor(CONFIG, &config),
             "layers": layers.iter().map(|l| descriptor(LAYER, l)).collect::<Vec<_>>(),
         });
-        let manifest = push.manifest(&self.tag, serde_json::to_vec(&manifest)?.into()).await?;
+        let manifest = registry.put_manifest(&self.repo, &self.tag, &serde_json::to_vec(&manifest)?)?;
+        for Blob { digest, .. } in layers.iter().chain([&config]) {
+            ensure!(registry.blob(digest).exists(), "{digest} was removed meanwhile");
+        }
         Ok(Image { repo: self.repo.clone(), tag: self.tag.clone(), manifest, config: config.digest, layers })
     }
 }
 
-/// Pushes the image for this machine's kind of processor in an OCI archive (a tar file of an OCI layout) to the registry at `address`.
-pub async fn push_archive(archive: &Path, address: &str, repo: &str, tag: &str) -> Result<()> {
+/// Puts the image for this machine's kind of processor in an OCI archive (a tar file of an OCI layout) into the registry.
+pub fn push_archive(archive: &Path, registry: &Registry, repo: &str, tag: &str) -> Result<()> {
     let mut files = BTreeMap::new();
     let mut tar =
         tar::Archive::new(fs::File::open(archive).with_context(|| format!("no {}", archive.display()))?);
@@ -155,18 +157,17 @@ pub async fn push_archive(archive: &Path, address: &str, repo: &str, tag: &str) 
         let name = entry.path()?.display().to_string();
         let mut content = Vec::new();
         entry.read_to_end(&mut content)?;
-        files.insert(name.trim_start_matches("./").to_owned(), Bytes::from(content));
+        files.insert(name.trim_start_matches("./").to_owned(), content);
     }
-    let push = Push { address, repo, user: None };
     let blob = |descriptor: &serde_json::Value| {
         let digest = descriptor["digest"].as_str().unwrap_or_default().replace(':', "/");
-        let content = files.get(&format!("blobs/{digest}")).cloned();
+        let content = files.get(&format!("blobs/{digest}"));
         content.with_context(|| format!("{} has no blob {digest}", archive.display()))
     };
-    let mut index = files.get("index.json").cloned().context("an OCI layout has an index.json")?;
+    let mut index = files.get("index.json").context("an OCI layout has an index.json")?;
     // An index may hold an index of the images for each kind of processor.
     loop {
-        let document: serde_json::Value = serde_json::from_slice(&index).context("index.json is no JSON")?;
+        let document: serde_json::Value = serde_json::from_slice(index).context("index.json is no JSON")?;
         let Some(manifests) = document["manifests"].as_array() else { break };
         let fits = |it: &&serde_json::Value| {
             let kind = it["platform"]["architecture"].as_str();
@@ -174,17 +175,16 @@ pub async fn push_archive(archive: &Path, address: &str, repo: &str, tag: &str) 
         };
         index = blob(manifests.iter().find(fits).context("the archive has no image for this machine")?)?;
     }
-    let document: serde_json::Value = serde_json::from_slice(&index)?;
+    let (document, registry): (serde_json::Value, _) = (serde_json::from_slice(index)?, registry.content());
     for part in document["layers"].as_array().into_iter().flatten().chain([&document["config"]]) {
-        push.blob(blob(part)?).await?;
+        registry.put_blob(repo, blob(part)?)?;
     }
-    let kind = document["mediaType"].as_str().unwrap_or(MANIFEST).to_owned();
-    push.manifest_of(tag, &kind, index).await.map(drop)
+    registry.put_manifest(repo, tag, index).map(drop)
 }
 
-/// Pushes a few images at a time.
-pub async fn push_all(specs: &[ImageSpec], address: &str, user: Option<&User>) -> Result<Vec<Image>> {
-    futures_util::stream::iter(specs).map(|spec| spec.push(address, user)).buffered(4).try_collect().await
+/// Puts a few images at a time into the registry.
+pub async fn push_all(specs: &[ImageSpec], registry: &Registry) -> Result<Vec<Image>> {
+    futures_util::stream::iter(specs).map(|spec| spec.push(registry)).buffered(4).try_collect().await
 }
 
 fn descriptor(media_type: &str, blob: &Blob) -> serde_json::Value {
@@ -199,6 +199,15 @@ impl BlobDigest {
     pub fn of(content: &[u8]) -> Self {
         let hash = Sha256::digest(content);
         Self(hash.iter().fold("sha256:".to_owned(), |text, byte| text + &format!("{byte:02x}")))
+    }
+
+    fn hex(&self) -> &str {
+        self.0.trim_start_matches("sha256:")
+    }
+
+    /// `sha256/` and the digits.
+    fn path(&self) -> PathBuf {
+        Path::new("sha256").join(self.hex())
     }
 }
 
@@ -241,51 +250,52 @@ impl Image {
     }
 }
 
-struct Push<'a> {
-    address: &'a str,
-    repo: &'a str,
-    user: Option<&'a User>,
-}
+/// The images in the folder of a registry, in the form in which it reads them.
+#[derive(Clone, Debug)]
+pub(crate) struct Content(pub(crate) PathBuf);
 
-impl Push<'_> {
-    async fn call(&self, method: Method, url: &str, kind: &str, body: Bytes) -> Result<Answer> {
-        let mut headers = vec![("content-type", kind)];
-        headers.extend(self.user.map(|user| ("authorization", user.basic)));
-        http(method, url, &headers, body).await
-    }
-
-    async fn blob(&self, content: Bytes) -> Result<Blob> {
-        let blob = Blob { digest: BlobDigest::of(&content), size: content.len() as u64 };
-        let base = format!("http://{}/v2/{}/blobs", self.address, self.repo);
-        let stream = "application/octet-stream";
-        let there = self.call(Method::HEAD, &format!("{base}/{}", blob.digest), stream, Bytes::new()).await?;
-        if there.status == StatusCode::OK {
-            return Ok(blob);
+impl Content {
+    fn put_blob(&self, repo: &str, content: &[u8]) -> Result<Blob> {
+        let blob = Blob { digest: BlobDigest::of(content), size: content.len() as u64 };
+        let file = self.blob(&blob.digest).join("data");
+        if !file.exists() {
+            write(&file, content)?;
         }
-        let begun =
-            self.call(Method::POST, &format!("{base}/uploads/"), stream, Bytes::new()).await?.success()?;
-        let place = begun.headers.get("location").context("the registry names no place for the upload")?;
-        let place = place.to_str().context("the place for the upload is no text")?;
-        let mark = if place.contains('?') { '&' } else { '?' };
-        let url = format!("{place}{mark}digest={}", blob.digest);
-        let answer = self.call(Method::PUT, &url, stream, content).await?;
-        if answer.status != StatusCode::CREATED {
-            bail!("the registry refused a blob of {}: {} {}", self.repo, answer.status, answer.text());
-        }
+        let layers = self.repo(repo).join("_layers");
+        write(&layers.join(blob.digest.path()).join("link"), blob.digest.0.as_bytes())?;
         Ok(blob)
     }
 
-    async fn manifest(&self, tag: &str, content: Bytes) -> Result<BlobDigest> {
-        self.manifest_of(tag, MANIFEST, content).await
-    }
-
-    async fn manifest_of(&self, tag: &str, kind: &str, content: Bytes) -> Result<BlobDigest> {
-        let digest = BlobDigest::of(&content);
-        let url = format!("http://{}/v2/{}/manifests/{tag}", self.address, self.repo);
-        let answer = self.call(Method::PUT, &url, kind, content).await?;
-        if answer.status != StatusCode::CREATED {
-            bail!("the registry refused the manifest of {}: {} {}", self.repo, answer.status, answer.text());
+    fn put_manifest(&self, repo: &str, tag: &str, content: &[u8]) -> Result<BlobDigest> {
+        let digest = BlobDigest::of(content);
+        write(&self.blob(&digest).join("data"), content)?;
+        let (manifests, tag) = (self.repo(repo).join("_manifests"), Path::new("tags").join(tag));
+        for folder in [
+            Path::new("revisions").join(digest.path()),
+            tag.join("index").join(digest.path()),
+            tag.join("current"),
+        ] {
+            write(&manifests.join(folder).join("link"), digest.0.as_bytes())?;
         }
         Ok(digest)
     }
+
+    pub(crate) fn blob(&self, digest: &BlobDigest) -> PathBuf {
+        let hex = digest.hex();
+        self.0.join("blobs/sha256").join(hex.get(..2).unwrap_or_default()).join(hex)
+    }
+
+    pub(crate) fn repo(&self, repo: &str) -> PathBuf {
+        self.0.join("repositories").join(repo)
+    }
+}
+
+/// In one step, as the registry may read the file.
+fn write(file: &Path, content: &[u8]) -> Result<()> {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let unfinished = file.with_extension(COUNT.fetch_add(1, Ordering::Relaxed).to_string());
+    let failed = || format!("cannot write {}", file.display());
+    fs::create_dir_all(file.parent().with_context(failed)?).with_context(failed)?;
+    fs::write(&unfinished, content).with_context(failed)?;
+    fs::rename(&unfinished, file).with_context(failed)
 }

@@ -3,7 +3,7 @@
 use crate::agent::{Agent, Settings};
 use crate::containerd::{Containerd, Kind, Options};
 use crate::images::{Image, ImageSpec, push_all};
-use crate::registry::{Access, Registry, User};
+use crate::registry::{Access, Registry};
 use crate::registry_proxy::RegistryProxy;
 use crate::scratch::Scratch;
 use anyhow::Result;
@@ -39,15 +39,14 @@ impl Node {
         Agent::start(&self.scratch, &self.runtime.endpoint(), settings).await
     }
 
-    /// Pushes images. `user` is needed if the registry asks for one.
-    pub async fn push(&self, specs: &[ImageSpec], user: Option<&User>) -> Result<Vec<Image>> {
-        push_all(specs, self.registry.address(), user).await
+    pub async fn push(&self, specs: &[ImageSpec]) -> Result<Vec<Image>> {
+        push_all(specs, &self.registry).await
     }
 
     /// Pushes `count` images with one layer of `bytes` each, named `NAME/0` and so on.
     pub async fn push_many(&self, name: &str, count: usize, bytes: u64) -> Result<Vec<Image>> {
         let specs: Vec<_> = (0..count).map(|n| ImageSpec::single(&format!("{name}/{n}"), bytes)).collect();
-        self.push(&specs, None).await
+        self.push(&specs).await
     }
 
     /// The name with which the runtime pulls an image through the proxy.

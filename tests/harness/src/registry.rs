@@ -1,6 +1,6 @@
 //! Owns: a registry (docker-registry) of the test. In: whether it asks for credentials. Out: its address.
 
-use crate::images::Image;
+use crate::images::{Content, Image};
 use crate::peers;
 use crate::process::{Process, Program};
 use crate::scratch::Scratch;
@@ -96,13 +96,15 @@ impl Registry {
         &self.address
     }
 
+    pub(crate) fn content(&self) -> Content {
+        Content(self.folder.join("data/docker/registry/v2"))
+    }
+
     /// Deletes an image and its layers from the disk. Nothing may need its layers any more.
     pub fn delete_image(&self, image: &Image) -> Result<()> {
-        let data = self.folder.join("data/docker/registry/v2");
+        let content = self.content();
         let blobs = image.layers.iter().map(|layer| &layer.digest).chain([&image.config, &image.manifest]);
-        let blobs = blobs.filter_map(|digest| digest.0.strip_prefix("sha256:"));
-        let blobs = blobs.map(|hex| data.join(format!("blobs/sha256/{}/{hex}", &hex[..2])));
-        for path in blobs.chain([data.join("repositories").join(&image.repo)]) {
+        for path in blobs.map(|digest| content.blob(digest)).chain([content.repo(&image.repo)]) {
             match fs::remove_dir_all(&path) {
                 Err(error) if error.kind() != ErrorKind::NotFound => {
                     return Err(error).with_context(|| format!("cannot remove {}", path.display()));

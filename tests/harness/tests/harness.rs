@@ -112,7 +112,7 @@ async fn the_runtime_does_not_limit_pulls(kind: Kind) -> Result<()> {
 
 async fn a_killed_runtime_resumes_with_a_range(kind: Kind) -> Result<()> {
     let mut node = Node::start(kind).await?;
-    let image = ImageSpec::single("big", LARGE).push(node.registry.address(), None).await?;
+    let image = ImageSpec::single("big", LARGE).push(&node.registry).await?;
     let name = node.name(&image);
     let layer = &image.layers[0];
     let hold = node.proxy.rule(Match::layers(), Fault::StallAfter(5 << 20));
@@ -146,7 +146,7 @@ async fn a_killed_runtime_resumes_with_a_range(kind: Kind) -> Result<()> {
 
 async fn faults_reach_the_runtime(kind: Kind) -> Result<()> {
     let node = Node::start(kind).await?;
-    let image = ImageSpec::single("faulty", LARGE / 3).push(node.registry.address(), None).await?;
+    let image = ImageSpec::single("faulty", LARGE / 3).push(&node.registry).await?;
     let name = node.name(&image);
     let cri = node.runtime.cri().await?;
 
@@ -169,7 +169,7 @@ async fn faults_reach_the_runtime(kind: Kind) -> Result<()> {
 
 async fn a_registry_distinguishes_its_users(kind: Kind) -> Result<()> {
     let node = Node::start_with(kind, Access::Users, &Options::default()).await?;
-    let image = ImageSpec::single("secret", TINY).push(node.registry.address(), Some(&ALICE)).await?;
+    let image = ImageSpec::single("secret", TINY).push(&node.registry).await?;
     let name = node.name(&image);
     let cri = node.runtime.cri().await?;
     failed(cri.pull_image(&name).await, "it came without credentials")?;
@@ -188,7 +188,7 @@ async fn a_mirror_replaces_a_registry(kind: Kind) -> Result<()> {
     let mirrors = BTreeMap::from([("registry.example".to_owned(), registry.address().to_owned())]);
     let options = Options { mirrors, ..Options::default() };
     let containerd = keelson_harness::containerd::Containerd::start(&scratch, kind, &options).await?;
-    let image = ImageSpec::single("app", TINY).push(registry.address(), None).await?;
+    let image = ImageSpec::single("app", TINY).push(&registry).await?;
     containerd.cri().await?.pull_image(&image.at("registry.example")).await?;
     Ok(())
 }
@@ -198,7 +198,7 @@ async fn pods_run_and_leave_nothing(kind: Kind) -> Result<()> {
     let path = scratch.path().to_owned();
     let registry = Registry::start(&scratch, Access::Anonymous).await?;
     let program = peers::cri_driver()?;
-    let image = ImageSpec::program("driver", &program, &["pause"]).push(registry.address(), None).await?;
+    let image = ImageSpec::program("driver", &program, &["pause"]).push(&registry).await?;
     let name = image.at(registry.address());
     let options = Options { sandbox_image: Some(name.clone()), ..Options::default() };
     let containerd = keelson_harness::containerd::Containerd::start(&scratch, kind, &options).await?;
@@ -268,7 +268,7 @@ async fn the_registry_proxy_applies_its_rules() -> Result<()> {
     let scratch = Scratch::new()?;
     let registry = Registry::start(&scratch, Access::Anonymous).await?;
     let proxy = RegistryProxy::start(registry.address()).await?;
-    let image = ImageSpec::new("app", &[LARGE / 9, TINY]).push(registry.address(), None).await?;
+    let image = ImageSpec::new("app", &[LARGE / 9, TINY]).push(&registry).await?;
     let layer = &image.layers[0];
     let url = format!("http://{}/v2/app/blobs/{}", proxy.address(), layer.digest);
     let manifest = format!("http://{}/v2/app/manifests/v1", proxy.address());

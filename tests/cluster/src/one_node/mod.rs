@@ -62,8 +62,7 @@ impl OneNode {
         steps.done("kube-controller-manager and kube-scheduler serve");
 
         let registry = Registry::start(scratch, Access::Anonymous).await?;
-        let pause =
-            program("pause", &["pause"])?.push(registry.address(), None).await?.at(registry.address());
+        let pause = program("pause", &["pause"])?.push(&registry).await?.at(registry.address());
         let options = Options {
             sandbox_image: Some(pause.clone()),
             network: true,

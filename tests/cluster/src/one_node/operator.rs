@@ -44,12 +44,12 @@ impl Operator {
     }
 
     pub async fn push(&self, image: &ImageSpec) -> Result<()> {
-        image.push(self.registry.address(), None).await.map(drop)
+        image.push(&self.registry).await.map(drop)
     }
 
     async fn push_keelson(&self, archive: Option<&Path>, tag: &str) -> Result<()> {
         match archive {
-            Some(archive) => push_archive(archive, self.registry.address(), "keelson", tag).await,
+            Some(archive) => push_archive(archive, &self.registry, "keelson", tag),
             None => {
                 let program = peers::keelson()?;
                 let image = ImageSpec::with_libraries("keelson", &[(&program, "usr/bin/keelson")])?;

@@ -13,7 +13,7 @@ use keelson_harness::cri::Cri;
 use keelson_harness::disk::LoopDisk;
 use keelson_harness::images::{Image, ImageSpec};
 use keelson_harness::peers;
-use keelson_harness::registry::{ALICE, Access, Registry};
+use keelson_harness::registry::{Access, Registry};
 use keelson_harness::registry_proxy::RegistryProxy;
 use keelson_harness::scratch::Scratch;
 use std::path::{Path, PathBuf};
@@ -33,8 +33,6 @@ pub(crate) const RATE: u64 = 4 * MIB;
 pub(crate) struct Source {
     pub(crate) registry: Registry,
     pub(crate) proxy: RegistryProxy,
-    /// Whether it asks for credentials.
-    pub(crate) private: bool,
 }
 
 /// Everything that takes part. Fields are dropped in this order: users before what they use.
@@ -62,7 +60,7 @@ impl TestEnv {
 
         let folder = scratch.dir("c")?;
         let image_disk = LoopDisk::mount(&at.join("images.ext4"), &folder.join("root"), IMAGE_DISK)?;
-        let pause = program("soak/pause").push(open.registry.address(), None).await?;
+        let pause = program("soak/pause").push(&open.registry).await?;
         let pause = pause.at(open.registry.address());
         let mirrors = [&open, &private].map(|source| source.proxy.address().to_owned());
         let mut mirrors: Vec<_> = mirrors.into();
@@ -117,8 +115,7 @@ impl TestEnv {
 
     /// Pushes an image into the registry, bypassing its proxy.
     pub(crate) async fn push(&self, private: bool, spec: &ImageSpec) -> Result<Image> {
-        let source = self.source(private);
-        spec.push(source.registry.address(), source.private.then_some(&ALICE)).await
+        spec.push(&self.source(private).registry).await
     }
 
     pub(crate) async fn keep_logs(&self, out: &Path) -> Result<()> {
@@ -143,7 +140,7 @@ async fn source(scratch: &Scratch, access: Access) -> Result<Source> {
     let registry = Registry::start(scratch, access).await?;
     let proxy = RegistryProxy::start(registry.address()).await?;
     proxy.throttle(Some(RATE));
-    Ok(Source { registry, proxy, private: access == Access::Users })
+    Ok(Source { registry, proxy })
 }
 
 fn settings(limit: usize, kubeconfig: &Path, state: &Path) -> Settings {

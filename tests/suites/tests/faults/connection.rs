@@ -22,7 +22,7 @@ async fn case_20_a_silent_pull_keeps_its_connection() -> Result<()> {
 
 async fn silent(kind: Kind) -> Result<()> {
     let node = Node::start(kind).await?;
-    let image = ImageSpec::single("large", LARGE).push(node.registry.address(), None).await?;
+    let image = ImageSpec::single("large", LARGE).push(&node.registry).await?;
     let name = node.name(&image);
     let hold = node.proxy.rule(Match::layers(), Fault::StallAfter(0));
     let agent = node.agent(&Settings::limit(1)).await?;

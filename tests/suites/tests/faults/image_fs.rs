@@ -101,7 +101,7 @@ async fn i1_a_full_disk_holds_no_more_than_without_the_agent(kind: Kind) -> Resu
     let node = &small.node;
     // The second layer of the first does not fit, nor does the extracted layer of the other.
     let specs = [ImageSpec::new("download", &[16 * MIB, 64 * MIB]), ImageSpec::new("extract", &[36 * MIB])];
-    let images = node.push(&specs, None).await?;
+    let images = node.push(&specs).await?;
     let direct = node.runtime.cri().await?;
     let agent = node.agent(&quick().set("pulls.retain_min_free_percent", 0)).await?;
     let through = agent.cri().await?;

@@ -124,8 +124,8 @@ impl Show {
         };
         let open: Vec<_> = (0..24).map(|n| spec("open", n)).collect();
         let closed: Vec<_> = (0..6).map(|n| spec("private", n)).collect();
-        let open = node.push(&open, None).await?;
-        let closed = keelson_harness::images::push_all(&closed, private.address(), Some(&ALICE)).await?;
+        let open = node.push(&open).await?;
+        let closed = keelson_harness::images::push_all(&closed, &private).await?;
         node.proxy.throttle(Some(RATE));
         private_proxy.throttle(Some(RATE));
 

@@ -34,7 +34,7 @@ async fn halfway(node: &Node, image: &Image) -> Result<()> {
 }
 
 async fn one_large(node: &Node) -> Result<(Image, String, RuleId)> {
-    let image = ImageSpec::single("large", LARGE).push(node.registry.address(), None).await?;
+    let image = ImageSpec::single("large", LARGE).push(&node.registry).await?;
     let name = node.name(&image);
     let hold = node.proxy.rule(Match::layers(), Fault::StallAfter(SENT));
     Ok((image, name, hold))
@@ -110,7 +110,7 @@ async fn case_11_an_orphan_lease_is_reaped_at_start(kind: Kind) -> Result<()> {
     // A later probe of the runtime must not change the result.
     agent.kill9()?;
     agent.start_again().await?;
-    let image = ImageSpec::single("any", MIB).push(node.registry.address(), None).await?;
+    let image = ImageSpec::single("any", MIB).push(&node.registry).await?;
     agent.cri().await?.pull_image(&node.name(&image)).await?;
     eventually(PATIENCE, "the pull's own lease is gone", || async {
         let left = leases(&node.runtime).await?;

@@ -19,7 +19,7 @@ const MIB: u64 = 1 << 20;
 
 async fn start_env(name: &str, access: Access, settings: Settings) -> Result<TestEnv> {
     let node = new_pod_node(Kind::Crio, access).await?;
-    TestEnv::start(name, node, access, Agents::Everything(settings), KubeletOptions::default()).await
+    TestEnv::start(name, node, Agents::Everything(settings), KubeletOptions::default()).await
 }
 
 async fn namespace_with_secret(env: &TestEnv, namespace: &str) -> Result<()> {

@@ -114,7 +114,7 @@ fn e4_the_shipped_daemon_set_runs_as_a_pod_and_writes_to_its_own_node() -> Resul
         let folder = scratch.dir("d0")?;
         let node = pod_node(scratch, &folder, Kind::V2, Access::Anonymous).await?;
         let image = ImageSpec::with_libraries("keelson", &[(&peers::keelson()?, "usr/bin/keelson")])?;
-        let image = image.push(node.registry.address(), None).await?;
+        let image = image.push(&node.registry).await?;
         let ca = cluster.pki().ca_file().display().to_string();
         let controllers = ControllerOptions {
             controllers: ["daemonset-controller", "root-ca-certificate-publisher-controller"]

@@ -12,7 +12,7 @@ use keelson_harness::util::{PATIENCE, eventually};
 async fn start_env(name: &str, agents: Agents) -> Result<TestEnv> {
     let node = new_pod_node(Kind::V2, Access::Anonymous).await?;
     let options = KubeletOptions::default().set("nodeStatusUpdateFrequency", "1s");
-    let env = TestEnv::start(name, node, Access::Anonymous, agents, options).await?;
+    let env = TestEnv::start(name, node, agents, options).await?;
     env.run_pod("before", &[]).await?;
     Ok(env)
 }

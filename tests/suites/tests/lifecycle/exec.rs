@@ -19,7 +19,7 @@ fn a_probe_that_takes_too_long_fails() -> Result<()> {
         let node = new_pod_node(Kind::V2, Access::Anonymous).await?;
         let agents = Agents::Everything(Settings::new());
         let options = KubeletOptions::default();
-        let env = TestEnv::start("exec", node, Access::Anonymous, agents, options).await?;
+        let env = TestEnv::start("exec", node, agents, options).await?;
         let image = env.push(&program("app", &[])?).await?;
         let name = env.pod("app");
         let mut made = pod(&name, &env.name, &env.node.name(&image));

@@ -57,7 +57,7 @@ impl SmallDiskEnv {
         // The shipped value, which the harness turns off.
         let settings = || Settings::new().set("pulls.retain_min_free_percent", 20);
         let agents = if with_agent { Agents::Everything(settings()) } else { Agents::Nothing };
-        let env = TestEnv::start(&name, node, Access::Anonymous, agents, options).await?;
+        let env = TestEnv::start(&name, node, agents, options).await?;
         env.run_pod("keeper", &[]).await?;
         let capacity = disk.capacity()?;
         Ok(Self { disk, env, capacity })

@@ -61,7 +61,7 @@ pub(crate) async fn phase(cluster: &Cluster, name: &str, phase: &str) -> Result<
 /// Images that run, each with a unique layer beside the program.
 pub(crate) async fn apps(node: &Node, names: &[&str]) -> Result<Vec<Image>> {
     let specs: Vec<_> = names.iter().map(|name| program(name, &[1 << 20])).collect::<Result<_>>()?;
-    node.push(&specs, None).await
+    node.push(&specs).await
 }
 
 #[test]

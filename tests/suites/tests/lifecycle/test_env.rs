@@ -11,7 +11,7 @@ use keelson_harness::containerd::{Containerd, Kind, Options};
 use keelson_harness::images::{Image, ImageSpec};
 use keelson_harness::node::Node;
 use keelson_harness::peers;
-use keelson_harness::registry::{ALICE, Access, Registry, User};
+use keelson_harness::registry::{ALICE, Access, Registry};
 use keelson_harness::registry_proxy::RegistryProxy;
 use keelson_harness::scratch::Scratch;
 use keelson_harness::util::{PATIENCE, eventually};
@@ -35,7 +35,6 @@ pub(crate) struct TestEnv {
     pub(crate) shared: Arc<SharedCluster>,
     pub(crate) node: Node,
     pub(crate) name: String,
-    user: Option<&'static User>,
 }
 
 /// [`pod_node`] in a folder of its own.
@@ -49,20 +48,15 @@ pub(crate) async fn new_pod_node(kind: Kind, access: Access) -> Result<Node> {
 pub(crate) async fn pod_node(scratch: Scratch, folder: &Path, kind: Kind, access: Access) -> Result<Node> {
     let registry = Registry::start(&scratch, access).await?;
     let proxy = RegistryProxy::start(registry.address()).await?;
-    let user = user(access);
-    let pause = program("pause", &[])?.push(registry.address(), user).await?.at(registry.address());
+    let pause = program("pause", &[])?.push(&registry).await?.at(registry.address());
     let options = Options { sandbox_image: Some(pause.clone()), network: true, ..Options::default() };
     let runtime = Containerd::start_in(folder, kind, &options).await?;
     runtime.configure_registry(proxy.address(), proxy.address())?;
     runtime.configure_registry(registry.address(), registry.address())?;
     let pull = keelson_harness::cri::Pull::new(&pause);
-    let pull = user.map_or_else(|| pull.clone(), |user| pull.clone().user(user));
+    let pull = if access == Access::Users { pull.user(&ALICE) } else { pull };
     runtime.cri().await?.pull(&pull).await?;
     Ok(Node { runtime, proxy, registry, scratch })
-}
-
-fn user(access: Access) -> Option<&'static User> {
-    (access == Access::Users).then_some(&ALICE)
 }
 
 /// An image that runs, with unique layers beside the program.
@@ -77,7 +71,6 @@ impl TestEnv {
     pub(crate) async fn start(
         name: &str,
         node: Node,
-        access: Access,
         agents: Agents,
         mut options: KubeletOptions,
     ) -> Result<Self> {
@@ -100,7 +93,7 @@ impl TestEnv {
         }
         let kubelet = cluster.kubelet(&node.scratch, name, &node.runtime, &options).await?;
         cluster.admin.await_condition(name, "Ready", "True").await?;
-        Ok(Self { kubelet, agent, shared, node, name: name.to_owned(), user: user(access) })
+        Ok(Self { kubelet, agent, shared, node, name: name.to_owned() })
     }
 
     /// Fails if the node has no agent.
@@ -118,7 +111,7 @@ impl TestEnv {
     }
 
     pub(crate) async fn push(&self, spec: &ImageSpec) -> Result<Image> {
-        spec.push(self.node.registry.address(), self.user).await
+        spec.push(&self.node.registry).await
     }
 
     /// Creates a pod in namespace `default` with pull policy Always.

@@ -42,7 +42,7 @@ async fn the_page_follows_pulls_and_restarts_of_the_agent() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let specs: Vec<ImageSpec> =
         (0..5).map(|n| ImageSpec::new(&format!("page/image-{n}"), &[3 << 20, 2 << 20])).collect();
-    let images = node.push(&specs, None).await?;
+    let images = node.push(&specs).await?;
     // After their first two megabytes the layers wait until the rule is removed.
     let stalled = node.proxy.rule(Match::layers(), Fault::StallAfter(2 << 20));
     let mut agent = node.agent(&Settings::limit(2)).await?;

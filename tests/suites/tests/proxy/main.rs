@@ -55,7 +55,10 @@ fn in_one_process_with_iptables_nft() -> anyhow::Result<()> {
 /// The kernel of the machine may have no IPVS.
 #[test]
 fn in_one_process_with_ipvs_in_the_vm() -> anyhow::Result<()> {
-    in_the_vm("in_one_process_with_ipvs_in_the_vm", &[(subject::BACKEND, "ipvs"), ("KEELSON_TEST_PATIENCE", "2")])
+    in_the_vm(
+        "in_one_process_with_ipvs_in_the_vm",
+        &[(subject::BACKEND, "ipvs"), ("KEELSON_TEST_PATIENCE", "2")],
+    )
 }
 
 /// The oldest kernel of docs/ebpf.md, without JIT.

@@ -114,7 +114,7 @@ async fn a_long_pull_below_is_not_stalled_above() -> Result<()> {
     let env = TestEnv::start(Kind::V2, &lower()).await?;
     let settings = Settings::new().set("pulls.stall_timeout", "6s");
     let upper = above(&env, &settings).await?;
-    let image = ImageSpec::single("long", LARGE).push(env.node.registry.address(), None).await?;
+    let image = ImageSpec::single("long", LARGE).push(&env.node.registry).await?;
     // At least nine seconds.
     env.node.proxy.throttle(Some(1 << 20));
     assert_eq!(upper.cri().await?.pull(&env.pull_of(&image)).await?, image.config.0);

@@ -32,7 +32,7 @@ fn of_pod(env: &TestEnv, image: &Image, namespace: &str) -> Pull {
 /// I2: pulls of two namespaces are one on containerd, which ignores the namespace, and two on CRI-O.
 async fn namespaces_share_where_the_runtime_ignores_them(kind: Kind) -> Result<()> {
     let env = TestEnv::start(kind, &Settings::new()).await?;
-    let image = ImageSpec::single("shared", TINY).push(env.node.registry.address(), None).await?;
+    let image = ImageSpec::single("shared", TINY).push(&env.node.registry).await?;
     let hold = env.hold(&image);
     let going = ["one", "two", "one"].map(|namespace| env.begin_with(of_pod(&env, &image, namespace)));
     let seen = env.wait_for_callers(3).await?;
@@ -51,7 +51,7 @@ async fn a_namespace_that_the_policy_rejects_is_refused_while_another_pulls(kind
     let env = TestEnv::start(kind, &Settings::new()).await?;
     let policy = env.node.runtime.folder()?.join(POLICIES).join("locked.json");
     fs::write(&policy, r#"{"default": [{"type": "reject"}]}"#).context("cannot write the policy")?;
-    let image = ImageSpec::single("signed", TINY).push(env.node.registry.address(), None).await?;
+    let image = ImageSpec::single("signed", TINY).push(&env.node.registry).await?;
     let direct = env.node.runtime.cri().await?;
     let locked = of_pod(&env, &image, "locked");
     let expected = failed(direct.pull(&locked).await, "the policy rejects it")?;
@@ -76,7 +76,7 @@ async fn a_namespace_that_the_policy_rejects_is_refused_while_another_pulls(kind
 
 /// A pull that is held when 5 of its 9 MiB were sent.
 async fn half_way(env: &TestEnv, name: &str) -> Result<(Image, RuleId)> {
-    let image = ImageSpec::single(name, LARGE).push(env.node.registry.address(), None).await?;
+    let image = ImageSpec::single(name, LARGE).push(&env.node.registry).await?;
     let hold = env.node.proxy.rule(Match::layers().repo(name), Fault::StallAfter(5 << 20));
     Ok((image, hold))
 }

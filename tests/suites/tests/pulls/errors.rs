@@ -104,7 +104,7 @@ async fn invalid_requests_are_refused_without_side_effects() -> Result<()> {
     assert_eq!(status.code(), Code::InvalidArgument, "{status}");
     // None of them took a slot or a place in the queue.
     env.idle().await?;
-    let image = ImageSpec::single("fine", TINY).push(env.node.registry.address(), None).await?;
+    let image = ImageSpec::single("fine", TINY).push(&env.node.registry).await?;
     assert_eq!(env.begin(&image).await??, image.config.0);
     Ok(())
 }

@@ -70,7 +70,7 @@ async fn cancel_and_pull_again(
     gone: bool,
 ) -> Result<(TestEnv, Image, Vec<Seen>)> {
     let env = TestEnv::start(kind, settings).await?;
-    let image = ImageSpec::single("cancelled", LARGE).push(env.node.registry.address(), None).await?;
+    let image = ImageSpec::single("cancelled", LARGE).push(&env.node.registry).await?;
     let layer = image.layers[0].clone();
     let hold = env.node.proxy.rule(Match::layers(), Fault::StallAfter(5 << 20));
     let caller = env.begin(&image);
@@ -123,7 +123,7 @@ async fn case_09_with_a_lease_a_cancelled_pull_resumes(kind: Kind) -> Result<()>
 
 async fn the_last_cancelled_caller_ends_the_pull_unless_one_returns(kind: Kind) -> Result<()> {
     let env = TestEnv::start(kind, &Settings::new().set("pulls.cancel_grace", "10m")).await?;
-    let image = ImageSpec::single("left", TINY).push(env.node.registry.address(), None).await?;
+    let image = ImageSpec::single("left", TINY).push(&env.node.registry).await?;
     let name = env.node.name(&image);
     let hold = env.hold(&image);
     let (first, second) = (env.begin(&image), begin(&env.agent.cri().await?, env.pull_of(&image)));

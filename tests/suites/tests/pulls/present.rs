@@ -48,16 +48,16 @@ async fn case_05_a_present_image_passes_a_full_queue(kind: Kind) -> Result<()> {
 async fn case_05_a_moved_tag_is_counted(kind: Kind) -> Result<()> {
     let env = TestEnv::start(kind, &Settings::limit(1)).await?;
     let spec = ImageSpec::single("moved", TINY);
-    let before = spec.push(env.node.registry.address(), None).await?;
+    let before = spec.push(&env.node.registry).await?;
     assert_eq!(env.begin(&before).await??, env.node.reference(&before));
     let after = ImageSpec { layers: vec![LayerSpec::random(LARGE / 3, 4711)], ..spec };
-    let after = after.push(env.node.registry.address(), None).await?;
+    let after = after.push(&env.node.registry).await?;
     ensure!(
         after.config != before.config && env.node.name(&after) == env.node.name(&before),
         "it did not move"
     );
 
-    let stalled = ImageSpec::single("stalled", TINY).push(env.node.registry.address(), None).await?;
+    let stalled = ImageSpec::single("stalled", TINY).push(&env.node.registry).await?;
     let hold = env.hold(&stalled);
     let first = env.begin(&stalled);
     env.wait_for_active(std::slice::from_ref(&stalled)).await?;
@@ -105,10 +105,10 @@ async fn i13_a_present_image_is_not_counted_on_an_idle_node(kind: Kind) -> Resul
 async fn i13_a_moved_tag_is_detected_within_a_progress_interval(kind: Kind) -> Result<()> {
     let env = TestEnv::start(kind, &Settings::limit(1).set("pulls.progress_interval", "1m")).await?;
     let spec = ImageSpec::single("moving", TINY);
-    let before = spec.push(env.node.registry.address(), None).await?;
+    let before = spec.push(&env.node.registry).await?;
     assert_eq!(env.begin(&before).await??, before.config.0);
     let after = ImageSpec { layers: vec![LayerSpec::random(LARGE / 3, 815)], ..spec };
-    let after = after.push(env.node.registry.address(), None).await?;
+    let after = after.push(&env.node.registry).await?;
     let hold = env.hold(&after);
     let name = env.node.name(&after);
 

@@ -13,8 +13,7 @@ on_both_runtimes!(progress_is_shown_and_only_grows);
 
 async fn progress_is_shown_and_only_grows(kind: Kind) -> Result<()> {
     let env = TestEnv::start(kind, &Settings::new().set("pulls.progress_interval", "50ms")).await?;
-    let image =
-        ImageSpec::new("seen", &[LARGE, 1 << 20, TINY]).push(env.node.registry.address(), None).await?;
+    let image = ImageSpec::new("seen", &[LARGE, 1 << 20, TINY]).push(&env.node.registry).await?;
     let name = env.node.name(&image);
     let [large, small, _] = image.layers.as_slice() else { unreachable!("it has three layers") };
     let half = env.node.proxy.rule(Match::digest(&large.digest), Fault::StallAfter(5 << 20));

@@ -17,7 +17,7 @@ on_crio!(case_21_the_third_credential_succeeds_while_the_queue_is_busy,);
 async fn case_21_the_third_credential_succeeds_while_the_queue_is_busy(kind: Kind) -> Result<()> {
     let env = TestEnv::with_users(kind, &Settings::limit(1)).await?;
     let specs: Vec<_> = ["first", "tried", "y1", "y2", "y3"].map(|name| ImageSpec::single(name, TINY)).into();
-    let images = env.node.push(&specs, Some(&ALICE)).await?;
+    let images = env.node.push(&specs).await?;
     let [first, tried, others @ ..] = images.as_slice() else { unreachable!("five were pushed") };
     let hold = env.hold(first);
     let holds = env.hold_each(others);

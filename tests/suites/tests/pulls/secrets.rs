@@ -176,7 +176,7 @@ async fn no_credential_appears_in_any_output(kind: Kind) -> Result<()> {
     let mut env = TestEnv::with_users(kind, &settings).await?;
     let specs: Vec<_> =
         ["secret-done", "secret-held", "secret-waits"].map(|name| ImageSpec::single(name, TINY)).into();
-    let images = env.node.push(&specs, Some(&ALICE)).await?;
+    let images = env.node.push(&specs).await?;
     let (kinds, mut secrets) = credentials();
     secrets.extend(IN_MANIFESTS);
     for auth in &kinds[1..] {

@@ -72,7 +72,7 @@ async fn case_03_equal_pulls_are_shared(kind: Kind) -> Result<()> {
 
 async fn case_04_other_credentials_never_share(kind: Kind) -> Result<()> {
     let env = TestEnv::with_users(kind, &Settings::new()).await?;
-    let image = ImageSpec::single("secret", TINY).push(env.node.registry.address(), Some(&ALICE)).await?;
+    let image = ImageSpec::single("secret", TINY).push(&env.node.registry).await?;
     let direct = env.node.runtime.cri().await?;
     let bad = env.pull_of(&image).credentials(ALICE.name, BOB.password);
     let expected = failed(direct.pull(&bad).await, "the password is wrong")?;

@@ -15,8 +15,7 @@ on_both_runtimes!(case_17_a_stall_is_ended_and_received_content_is_kept);
 
 async fn case_17_a_stall_is_ended_and_received_content_is_kept(kind: Kind) -> Result<()> {
     let env = TestEnv::start(kind, &Settings::limit(1).set("pulls.stall_timeout", "5s")).await?;
-    let half =
-        ImageSpec::new("stalls", &[LARGE / 3, LARGE / 3]).push(env.node.registry.address(), None).await?;
+    let half = ImageSpec::new("stalls", &[LARGE / 3, LARGE / 3]).push(&env.node.registry).await?;
     let next = env.node.push_many("next", 2, TINY).await?;
     let hold = env.node.proxy.rule(Match::digest(&half.layers[1].digest), Fault::Hang);
     let stalls = env.begin(&half);
@@ -76,7 +75,7 @@ async fn a_stall_is_ended_without_keep_progress_too() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_pull_is_not_a_stalled_one() -> Result<()> {
     let env = TestEnv::start(Kind::V2, &Settings::new().set("pulls.stall_timeout", "6s")).await?;
-    let image = ImageSpec::single("slow", LARGE).push(env.node.registry.address(), None).await?;
+    let image = ImageSpec::single("slow", LARGE).push(&env.node.registry).await?;
     // At least nine seconds; containerd writes in steps of a MiB, so there is progress about every second.
     env.node.proxy.throttle(Some(1 << 20));
     assert_eq!(env.begin(&image).await??, image.config.0);

@@ -26,7 +26,7 @@ const MIB: u64 = 1 << 20;
 async fn pulls_that_wait_for_the_runtimes_limit_are_not_stalled(kind: Kind) -> Result<()> {
     let env = TestEnv::start(kind, &Settings::limit(6).set("pulls.stall_timeout", "4s")).await?;
     let specs: Vec<_> = (0..6).map(|n| ImageSpec::new(&format!("wait/{n}"), &[4 * MIB; 3])).collect();
-    let images = env.node.push(&specs, None).await?;
+    let images = env.node.push(&specs).await?;
     // Two seconds for each layer; containerd writes in steps of a MiB, so there is progress about twice a second.
     env.node.proxy.throttle(Some(2 * MIB));
     let going: Vec<_> = images.iter().map(|image| env.begin(image)).collect();
@@ -41,7 +41,7 @@ async fn pulls_that_wait_for_the_runtimes_limit_are_not_stalled(kind: Kind) -> R
 async fn a_stalled_pull_among_many_is_detected(kind: Kind) -> Result<()> {
     let env = TestEnv::start(kind, &Settings::limit(6).set("pulls.stall_timeout", "4s")).await?;
     let specs: Vec<_> = (0..6).map(|n| ImageSpec::new(&format!("among/{n}"), &[4 * MIB, 2 * MIB])).collect();
-    let images = env.node.push(&specs, None).await?;
+    let images = env.node.push(&specs).await?;
     let layer = &images[0].layers[0];
     let stalls = env.node.proxy.rule(Match::digest(&layer.digest), Fault::StallAfter(3 * MIB));
     env.node.proxy.throttle(Some(2 * MIB));
@@ -116,6 +116,6 @@ async fn sharing_a_layer(env: &TestEnv) -> Result<[Image; 2]> {
         layers: vec![base.clone(), LayerSpec::random(MIB, seed)],
         ..ImageSpec::new(repo, &[])
     };
-    let images = env.node.push(&[spec("shared/a", 8), spec("shared/b", 9)], None).await?;
+    let images = env.node.push(&[spec("shared/a", 8), spec("shared/b", 9)]).await?;
     images.try_into().map_err(|_| anyhow::anyhow!("two images were pushed"))
 }
