@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Builds the peers, and runs every test of the workspace. Each command selects the whole
-# workspace, because Cargo chooses other features of dependencies, and builds them again, for fewer crates. How tests are run is
-# in .config/nextest.toml.
+# Builds the peers, and runs the tests of the workspace. Each command selects the whole workspace, because Cargo chooses other
+# features of dependencies, and builds them again, for fewer crates. Which tests, and how, is in .config/nextest.toml.
 #
 #   scripts/test.sh [ARGUMENT...]     for cargo nextest run, such as -E 'binary(pulls)' or a part of a name
 set -euo pipefail

@@ -1,8 +1,8 @@
 //! Owns: images that the tests make. In: a description. Out: the image in a registry, with all digests.
 //!
 //! Layers are uncompressed tar files of incompressible bytes, so that their size on the wire is what the test asked
-//! for. No builder is needed, and no upload, which would take longer than what is tested: blobs and manifest are put into
-//! the registry's folder.
+//! for. No builder is needed, and no upload, which costs processor time: blobs and manifest are put
+//! into its folder.
 
 use crate::registry::Registry;
 use anyhow::{Context as _, Result, ensure};
