@@ -15,6 +15,8 @@ KEELSON_PEERS=$(tests/peers/build.sh)
 export KEELSON_PEERS
 # Peers written in Go collect garbage less often: a tenth less of their processor time.
 export GOGC=400
+# Each test is a program that nextest starts, and not one more in between, which is for a terminal that stops the run.
+export NEXTEST_DOUBLE_SPAWN=0
 nextest=$(scripts/tool.sh cargo-nextest)
 failed=()
 # nextest runs no examples in documentation.

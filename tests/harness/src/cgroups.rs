@@ -1,14 +1,17 @@
-//! Owns: the removal of cgroups that containers leave whose runtime is killed. In: processes. Out: cgroups that are gone.
+//! Owns: the removal of cgroups that containers leave. In: processes that are killed, logs of runtimes. Out: cgroups that are gone.
 //!
 //! A kubelet looks at every cgroup of the machine, so what tests leave would slow down all later ones.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Processes that were killed leave their cgroups a moment later.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Characters of the id of a container.
+const CONTAINER_ID: usize = 64;
 
 /// A mounted hierarchy.
 struct Hierarchy {
@@ -28,6 +31,35 @@ pub(crate) fn of(processes: impl IntoIterator<Item = u32>) -> BTreeSet<PathBuf> 
     }
     found.retain(|cgroup| !own.iter().any(|own| own.starts_with(cgroup)));
     found
+}
+
+/// The cgroups in every hierarchy that are named after a container in `text`, the log of its runtime. A pod of CRI-O has some that no process
+/// is in, and a runtime that is killed leaves those of containers that have ended.
+pub(crate) fn of_containers(text: &str) -> BTreeSet<PathBuf> {
+    let ids = container_ids(text);
+    let mut found = BTreeSet::new();
+    let mut folders: Vec<PathBuf> = hierarchies().into_iter().map(|hierarchy| hierarchy.mount).collect();
+    while let (Some(folder), false) = (folders.pop(), ids.is_empty()) {
+        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                continue;
+            }
+            let name = entry.file_name().into_string().unwrap_or_default();
+            // `ID`, `crio-ID` and `crio-conmon-ID`.
+            if ids.contains(name.rsplit('-').next().unwrap_or_default()) {
+                found.insert(entry.path());
+            }
+            folders.push(entry.path());
+        }
+    }
+    found
+}
+
+/// Words that may be the id of a container.
+fn container_ids(text: &str) -> HashSet<&str> {
+    text.split(|character: char| !character.is_ascii_alphanumeric())
+        .filter(|word| word.len() == CONTAINER_ID && word.bytes().all(|byte| byte.is_ascii_hexdigit()))
+        .collect()
 }
 
 /// Removes those that nothing is in any more.
@@ -94,6 +126,14 @@ mod tests {
         let wanted = ["cpu", "systemd", "unified"].map(|name| format!("/sys/fs/cgroup/{name}/k8s.io/1"));
         assert_eq!(found, wanted);
         assert!(memberships(&hierarchies, "3:cpu,cpuacct:/\n0::/../other\n").is_empty());
+    }
+
+    #[test]
+    fn ids_of_containers_are_found_in_logs() {
+        let [pod, container] = ["7f".repeat(32), "0e".repeat(32)];
+        let short = &pod[1..];
+        let log = format!("level=info msg=\"Ran pod sandbox {pod} with\" id={container}\n{short} g{short}");
+        assert_eq!(container_ids(&log), HashSet::from([&*pod, &*container]));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! detached (shims, containers) is ended, mounts below it are unmounted, and it is removed. The next test run removes
 //! folders that a killed one left.
 
-use crate::process;
+use crate::{cgroups, process};
 use anyhow::{Context as _, Result};
 use nix::mount::{MntFlags, umount2};
 use std::fs;
@@ -52,6 +52,7 @@ impl Drop for Scratch {
 /// Ends processes that run from a folder, unmounts what is mounted below it, and removes it.
 pub fn clear(path: &Path) {
     process::kill_processes_below(path);
+    cgroups::remove(cgroups::of_containers(&logs_of_runtimes(path)));
     for mount in mounts_below(path) {
         if let Err(e) = umount2(&mount, MntFlags::MNT_DETACH) {
             eprintln!("cannot unmount {}: {e}", mount.display());
@@ -62,6 +63,18 @@ pub fn clear(path: &Path) {
     {
         eprintln!("cannot remove {}: {e}", path.display());
     }
+}
+
+/// What the container runtimes below a folder have logged.
+fn logs_of_runtimes(path: &Path) -> String {
+    let mut logs = String::new();
+    for folder in fs::read_dir(path).into_iter().flatten().flatten() {
+        for name in ["containerd.log", "crio.log"] {
+            let log = fs::read(folder.path().join(name)).unwrap_or_default();
+            logs += &String::from_utf8_lossy(&log);
+        }
+    }
+    logs
 }
 
 /// The innermost first.

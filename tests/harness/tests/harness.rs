@@ -206,7 +206,8 @@ async fn pods_run_and_leave_nothing(kind: Kind) -> Result<()> {
 
     driver.run(&["pull", "--pod", "default/driver/uid-1", &name]).await?.success()?;
     let ids = driver.run(&["run", &name, "/program", "pause"]).await?.success()?;
-    let container = ids["container"].as_str().context("no container")?;
+    let [pod, container] = ["pod", "container"].map(|key| ids[key].as_str().unwrap_or_default());
+    ensure!(!pod.is_empty() && !container.is_empty(), "no ids: {ids}");
     let result =
         driver.run(&["exec-sync", container, "/program", "print", "out", "err", "7"]).await?.success()?;
     assert_eq!(result, serde_json::json!({ "stdout": "out", "stderr": "err", "exitCode": 7 }));
@@ -234,8 +235,10 @@ async fn pods_run_and_leave_nothing(kind: Kind) -> Result<()> {
     for shim in shims {
         ensure!(!runs(shim), "the shim {shim} still runs");
     }
-    let cgroups = cgroups_of(root, container);
-    ensure!(cgroups.is_empty(), "cgroups are left: {cgroups:?}");
+    for id in [pod, container] {
+        let cgroups = cgroups_of(root, id);
+        ensure!(cgroups.is_empty(), "cgroups are left: {cgroups:?}");
+    }
     Ok(())
 }
 

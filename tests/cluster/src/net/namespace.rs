@@ -110,9 +110,12 @@ impl Namespace {
 
     /// Runs a command inside to its end and returns its stdout. Fails if the command fails.
     pub fn command(&self, program: &Path, args: &[&str]) -> Result<String> {
-        let mut command = Command::new(peers::system("ip", "iproute2")?);
-        command.args(["netns", "exec", &self.name]).arg(program).args(args).stdin(Stdio::null());
-        let output = command.output().with_context(|| format!("cannot run {}", program.display()))?;
+        let mut command = Command::new(program);
+        command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // A child is in the namespace of the thread that starts it. `ip netns exec` mounts `/sys` each time, which takes longer than most commands.
+        let child = self.run(move || command.spawn())?;
+        let output = child.and_then(std::process::Child::wait_with_output);
+        let output = output.with_context(|| format!("cannot run {}", program.display()))?;
         if !output.status.success() {
             let message = String::from_utf8_lossy(&output.stderr);
             bail!("{} {args:?} in {} failed: {message}", program.display(), self.name);

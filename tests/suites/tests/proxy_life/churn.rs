@@ -18,7 +18,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Duration in seconds; `KEELSON_CHURN_SECONDS` overrides it.
-const SECONDS: u64 = 40;
+const SECONDS: u64 = 20;
 /// Changes per second.
 const RATE: u32 = 100;
 /// One change in this number is of a Service with clients.
