@@ -8,10 +8,12 @@ use super::sockets::Threads;
 use anyhow::{Context as _, Result, anyhow, bail};
 use keelson_harness::peers;
 use keelson_harness::process::Program;
-use nix::sched::{CloneFlags, setns};
+use keelson_harness::scratch::mounts_below;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::fs::{self, File};
-use std::io::Write as _;
+use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -42,14 +44,12 @@ impl Namespace {
         watch_over()?;
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("{PREFIX}{}-{count}-{role}", std::process::id());
-        ip(&["netns", "add", &name])?;
+        prepare(&name)?;
         let (jobs, queue) = mpsc::channel::<Job>();
         let file = Path::new(FOLDER).join(&name);
         let (shown, entered) = mpsc::channel();
         std::thread::spawn(move || {
-            let inside = File::open(&file).map_err(anyhow::Error::from).and_then(|file| {
-                setns(file, CloneFlags::CLONE_NEWNET).context("cannot enter a network namespace")
-            });
+            let inside = enter_new(&file);
             let outside = inside.is_err();
             // The receiver is gone only if the caller has panicked meanwhile.
             let _ = shown.send(inside);
@@ -62,7 +62,6 @@ impl Namespace {
         });
         let namespace = Self { name, jobs, threads: OnceLock::new() };
         entered.recv().context("the thread of a network namespace is gone")??;
-        namespace.ip("link set lo up")?;
         Ok(namespace)
     }
 
@@ -179,9 +178,55 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        if let Err(error) = ip(&["netns", "del", &self.name]) {
+        let file = Path::new(FOLDER).join(&self.name);
+        let unmounted = umount2(&file, MntFlags::MNT_DETACH).map_err(io::Error::from);
+        if let Err(error) = unmounted.and_then(|()| fs::remove_file(&file)) {
             eprintln!("cannot remove the network namespace {}: {error:#}", self.name);
         }
+    }
+}
+
+/// Lets `ip netns` set its folder up, in which each mount is seen in all mount namespaces: once for each boot of the machine.
+fn prepare(name: &str) -> Result<()> {
+    if mounts_below(Path::new(FOLDER)).iter().any(|mount| mount == Path::new(FOLDER)) {
+        return Ok(());
+    }
+    ip(&["netns", "add", name])?;
+    ip(&["netns", "del", name])
+}
+
+/// Moves the calling thread into a new network namespace with loopback up, and mounts that at `file`: what `ip netns add` does,
+/// without a program for each.
+fn enter_new(file: &Path) -> Result<()> {
+    unshare(CloneFlags::CLONE_NEWNET).context("a network namespace needs root")?;
+    set_loopback_up().context("loopback does not get up")?;
+    File::create_new(file).with_context(|| format!("cannot make {}", file.display()))?;
+    let own = Some("/proc/thread-self/ns/net");
+    mount(own, file, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+        .with_context(|| format!("cannot mount a namespace at {}", file.display()))
+}
+
+/// RTM_NEWLINK (rtnetlink(7)) for the first device of a namespace.
+fn set_loopback_up() -> io::Result<()> {
+    const LENGTH: u32 = 32;
+    const NEWLINK: u16 = 16;
+    const REQUEST_AND_ACK: u16 = 1 | 4;
+    const LOOPBACK: u32 = 1;
+    const UP: u32 = 1;
+    let mut message = Vec::new();
+    message.extend(LENGTH.to_ne_bytes());
+    message.extend([NEWLINK, REQUEST_AND_ACK].map(u16::to_ne_bytes).concat());
+    // Sequence and sender, family and type.
+    message.extend([0; 12]);
+    message.extend([LOOPBACK, UP, UP].map(u32::to_ne_bytes).concat());
+    let mut socket = Socket::new(Domain::from(nix::libc::AF_NETLINK), Type::RAW, None)?;
+    socket.write_all(&message)?;
+    // The error is behind the header; the rest of the datagram is not needed.
+    let mut answer = [0; 20];
+    socket.read_exact(&mut answer)?;
+    match answer.last_chunk().map(|error| i32::from_ne_bytes(*error)) {
+        Some(error) if error < 0 => Err(io::Error::from_raw_os_error(-error)),
+        _ => Ok(()),
     }
 }
 
