@@ -2,7 +2,7 @@
 //!
 //! Layers are uncompressed tar files of incompressible bytes, so that their size on the wire is what the test asked
 //! for. No builder is needed, and no upload, which costs processor time: blobs and manifest are put
-//! into its folder.
+//! into the registry's folder.
 
 use crate::registry::Registry;
 use anyhow::{Context as _, Result, ensure};
