@@ -51,7 +51,8 @@ fn mismatch(mark: Option<&Mark>, boot_id: &str, instance_id: u64, rev: u64) -> O
             Some("the node has booted since the state was served".to_owned())
         }
         Some(mark) if mark.instance_id != instance_id => Some(
-            "another instance was served since the node booted: the state directory was replaced or restored"
+            "another instance was served since the node booted: the agent was killed before it had written it, \
+             or the state directory was replaced or restored"
                 .to_owned(),
         ),
         Some(mark) if mark.rev > rev => Some(format!(
@@ -147,6 +148,7 @@ mod tests {
             ("killed after the write, before the note", Some(mark("b", 7, 4)), None),
             ("a backup of before", Some(mark("b", 7, 6)), Some("revision 6 was served")),
             ("a backup of another instance", Some(mark("b", 8, 2)), Some("replaced or restored")),
+            ("killed with a new instance ID, before its write", Some(mark("b", 8, 5)), Some("was killed")),
             ("a boot", Some(mark("a", 7, 5)), Some("booted")),
             ("/run was emptied", None, Some("no record")),
         ] {

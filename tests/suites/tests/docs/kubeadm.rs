@@ -59,7 +59,7 @@ async fn o6_an_upgrade_rewrites_the_configuration_file() -> Result<()> {
 /// O1, O21: refused without a limit; a cleanup is refused while the kubelet uses the agent.
 #[tokio::test(flavor = "multi_thread")]
 async fn o1_attach_is_refused_without_a_limit() -> Result<()> {
-    let node = Node::start().await?;
+    let node = Node::alone()?;
     let blocks = [
         Block::own(INSTALL, ""),
         Block::own(
@@ -82,7 +82,7 @@ async fn o1_attach_is_refused_without_a_limit() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn o8_the_kube_proxy_addon_drops_the_patch() -> Result<()> {
     let node = Node::start().await?;
-    let kube_proxies: Api<DaemonSet> = Api::namespaced(node.cluster().admin.client(), "kube-system");
+    let kube_proxies: Api<DaemonSet> = Api::namespaced(node.cluster()?.admin.client(), "kube-system");
     let patch = command_blocks("docs/install.md")?
         .into_iter()
         .find(|block| block.code.contains("patch daemonset kube-proxy"))
@@ -187,7 +187,7 @@ async fn doctor_names_what_is_missing() -> Result<()> {
 /// O5, O6: the real kubelet takes the endpoint from the file and from the drop-in, and does not start without the agent.
 #[tokio::test(flavor = "multi_thread")]
 async fn o5_the_real_kubelet_reads_what_attach_has_written() -> Result<()> {
-    let node = Node::start().await?;
+    let node = Node::alone()?;
     // It ends when the image endpoint does not answer, before it has done anything.
     let starts = "nsenter --net=/run/proxy.net timeout 100 kubelet --config /run/base.yaml $FLAGS --root-dir /run/kubelet --hostname-override n1";
     let fails = "... validate CRI v1 image API for endpoint ...unix:///run/keelson/cri.sock...\n";

@@ -41,7 +41,7 @@ async fn nodes_of_kubeadm_as_written() -> Result<()> {
 /// What a bypass does, without the program: from the configuration file and flags, and from a drop-in directory.
 #[tokio::test(flavor = "multi_thread")]
 async fn taking_the_agent_out_by_hand_as_written() -> Result<()> {
-    let node = Node::start().await?;
+    let node = Node::alone()?;
     let by_hand = blocks_of(Story::ByHand)?;
     ensure!(
         by_hand.iter().any(|block| block.code.contains(".before-keelson")),

@@ -1,5 +1,5 @@
-//! Owns: a stand-in of a node: `node.sh` in namespaces of its own, an API server with a Node, and a container runtime of the
-//! test. In: blocks. Out: what each printed.
+//! Owns: a stand-in of a node: `node.sh` in namespaces of its own, an API server with a Node unless there is none, and a container
+//! runtime of the test. In: blocks. Out: what each printed.
 
 use crate::output::missing;
 use anyhow::{Context as _, Result, bail, ensure};
@@ -30,7 +30,7 @@ impl FakeAnswers for Containerd {
 
 pub(crate) struct Node {
     scratch: Scratch,
-    cluster: Cluster,
+    cluster: Option<Cluster>,
     _runtime: FakeRuntime,
 }
 
@@ -38,32 +38,44 @@ pub(crate) struct Outputs(Vec<(i32, String)>);
 
 impl Node {
     pub(crate) async fn start() -> Result<Self> {
-        let scratch = Scratch::new()?;
+        let mut node = Self::alone()?;
         // As on control planes of kubeadm.
         let args = vec!["--enable-bootstrap-token-auth=true".to_owned()];
-        let cluster = Cluster::start_with(&scratch, &ApiOptions { args, ..ApiOptions::default() }).await?;
+        let cluster =
+            Cluster::start_with(&node.scratch, &ApiOptions { args, ..ApiOptions::default() }).await?;
         // kubeadm waits a minute for a Node without the label.
-        let node = r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "labels": {"kubernetes.io/hostname": "n1"}},
+        let object = r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "labels": {"kubernetes.io/hostname": "n1"}},
             "spec": {"podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24"]}}"#;
-        cluster.admin.apply(node).await?;
-        let runtime = FakeRuntime::start(&scratch, Containerd)?;
-        let root = scratch.dir("root")?;
-        let kubernetes = scratch.dir("root/etc/kubernetes")?;
-        let identity = cluster.node(&scratch, NAME).await?;
+        cluster.admin.apply(object).await?;
+        let identity = cluster.node(&node.scratch, NAME).await?;
+        let kubernetes = node.scratch.dir("root/etc/kubernetes")?;
         fs::copy(identity.kubeconfig(), kubernetes.join("kubelet.conf"))?;
         fs::copy(cluster.admin_kubeconfig(), kubernetes.join("administrator.conf"))?;
-        fs::write(root.join("kubeadm.yaml"), kubeadm_config(cluster.api.address()))?;
+        node.cluster = Some(cluster);
+        Ok(node)
+    }
+
+    /// Without a control plane, for what concerns the kubelet alone.
+    pub(crate) fn alone() -> Result<Self> {
+        let scratch = Scratch::new()?;
+        let runtime = FakeRuntime::start(&scratch, Containerd)?;
+        scratch.dir("root/etc/kubernetes")?;
         symlink(runtime.socket(), scratch.path().join("runtime.sock"))?;
         // Where the commands run: the repository, with the program that was built.
         let checkout = scratch.dir("checkout/target/dist")?;
         symlink(peers::keelson()?, checkout.join("keelson"))?;
         symlink(peers::kubernetes("kubelet")?, scratch.dir("bin")?.join("kubelet"))?;
         symlink(repository().join("packaging"), scratch.path().join("checkout/packaging"))?;
-        Ok(Self { scratch, cluster, _runtime: runtime })
+        Ok(Self { scratch, cluster: None, _runtime: runtime })
     }
 
-    pub(crate) fn cluster(&self) -> &Cluster {
-        &self.cluster
+    pub(crate) fn cluster(&self) -> Result<&Cluster> {
+        self.cluster.as_ref().context("this node has no control plane")
+    }
+
+    /// `HOST:PORT` of the API server.
+    fn address(&self) -> &str {
+        self.cluster.as_ref().map_or(EXAMPLE_ADDRESS, |cluster| cluster.api.address())
     }
 
     /// Runs all blocks, one after the other, until one fails.
@@ -71,8 +83,9 @@ impl Node {
         let folder = self.scratch.dir("blocks")?;
         fs::remove_dir_all(&folder)?;
         fs::create_dir(&folder)?;
+        fs::write(self.scratch.path().join("root/kubeadm.yaml"), kubeadm_config(self.address()))?;
         for (number, block) in blocks.iter().enumerate() {
-            let code = block.code.replace("NODE", NAME).replace(EXAMPLE_ADDRESS, self.cluster.api.address());
+            let code = block.code.replace("NODE", NAME).replace(EXAMPLE_ADDRESS, self.address());
             fs::write(folder.join(format!("{number:03}.sh")), code)?;
         }
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/docs/node.sh");

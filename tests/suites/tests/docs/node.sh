@@ -190,8 +190,10 @@ kubectl() {
 }
 EOF
 
-# What kubeadm has made of this node and the cluster.
-for phase in "upload-config all" "addon kube-proxy" kubelet-start; do
+# What kubeadm has made of this node and the cluster, if there is one.
+phases=(kubelet-start)
+[ ! -f "$KUBECONFIG" ] || phases=("upload-config all" "addon kube-proxy" kubelet-start)
+for phase in "${phases[@]}"; do
     # By another file than admin.conf, with which kubeadm would first set up its administrator at advertiseAddress.
     options=(--config "$work/root/kubeadm.yaml")
     [ "$phase" = kubelet-start ] || options+=(--kubeconfig "$KUBECONFIG")

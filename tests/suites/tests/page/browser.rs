@@ -2,9 +2,9 @@
 //!
 //! Owns: the processes of browser and driver, and one session. In: an address. Out: contents and screenshots of the
 //! page. Speaks the commands of the protocol that it needs directly: JSON over HTTP on loopback. Pictures are Chromium's own
-//! command, because WebDriver's are of the viewport only.
+//! command, because WebDriver's are of the viewport only; so is the viewport, because a window cannot be as narrow as a phone's.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
@@ -17,10 +17,7 @@ use keelson_harness::{
 };
 use serde_json::{Value, json};
 
-/// A browser's window cannot be narrower than this; a phone's screen is emulated.
-const SMALLEST_WINDOW: u32 = 500;
-
-/// Size of the viewport in CSS pixels, and the preferred colour scheme.
+/// Size of the viewport in CSS pixels, and the preferred colour scheme. One that is higher than wide is a phone's.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Viewport {
     pub(crate) width: u32,
@@ -36,7 +33,7 @@ pub(crate) struct Browser {
 }
 
 impl Browser {
-    /// Starts driver and browser with a new profile.
+    /// Starts driver and browser with a new profile, which takes seconds of processor time.
     pub(crate) async fn start(scratch: &Scratch, look: Viewport) -> Result<Self> {
         let port = free_port()?;
         let folder = scratch.dir(&format!("browser-{port}"))?;
@@ -54,13 +51,32 @@ impl Browser {
             async move { http(Method::GET, &url, &[], Bytes::new()).await?.success().map(drop) }
         })
         .await?;
-        let made = call(Method::POST, &format!("{base}/session"), &capabilities(&folder, look)).await?;
+        let made = call(Method::POST, &format!("{base}/session"), &capabilities(&folder)).await?;
         let id = made["sessionId"].as_str().context("chromedriver made no session")?;
-        Ok(Self { session: format!("{base}/session/{id}"), _driver: driver })
+        let browser = Self { session: format!("{base}/session/{id}"), _driver: driver };
+        browser.look(look).await?;
+        Ok(browser)
     }
 
+    /// Also of the page that is open.
+    pub(crate) async fn look(&self, Viewport { width, height, dark }: Viewport) -> Result<()> {
+        let phone = width < height;
+        let ratio = if phone { 2 } else { 1 };
+        let metrics =
+            json!({ "width": width, "height": height, "deviceScaleFactor": ratio, "mobile": phone });
+        self.command("Emulation.setDeviceMetricsOverride", &metrics).await?;
+        self.command("Emulation.setTouchEmulationEnabled", &json!({ "enabled": phone })).await?;
+        let scheme = if dark { "dark" } else { "light" };
+        let features = json!([{ "name": "prefers-color-scheme", "value": scheme }]);
+        self.command("Emulation.setEmulatedMedia", &json!({ "features": features })).await.map(drop)
+    }
+
+    /// Loads the page, also if only the fragment is another one.
     pub(crate) async fn open(&self, url: &str) -> Result<()> {
-        call(Method::POST, &format!("{}/url", self.session), &json!({ "url": url })).await.map(drop)
+        for url in ["about:blank", url] {
+            call(Method::POST, &format!("{}/url", self.session), &json!({ "url": url })).await?;
+        }
+        Ok(())
     }
 
     pub(crate) async fn eval(&self, expression: &str) -> Result<Value> {
@@ -89,37 +105,33 @@ impl Browser {
     /// A PNG of the viewport, or of the whole page.
     pub(crate) async fn picture(&self, beyond_viewport: bool) -> Result<Vec<u8>> {
         let params = json!({ "format": "png", "captureBeyondViewport": beyond_viewport });
-        let body = json!({ "cmd": "Page.captureScreenshot", "params": params });
-        let answer = call(Method::POST, &format!("{}/goog/cdp/execute", self.session), &body).await?;
+        let answer = self.command("Page.captureScreenshot", &params).await?;
         decode_base64(answer["data"].as_str().context("no picture")?)
+    }
+
+    /// Chromium's own, of its DevTools protocol.
+    async fn command(&self, name: &str, params: &Value) -> Result<Value> {
+        let body = json!({ "cmd": name, "params": params });
+        call(Method::POST, &format!("{}/goog/cdp/execute", self.session), &body).await
     }
 }
 
-fn capabilities(folder: &Path, look: Viewport) -> Value {
-    let profile: PathBuf = folder.join("profile");
-    let mut args = vec![
-        "--headless".to_owned(),
-        "--no-sandbox".to_owned(),
-        "--disable-gpu".to_owned(),
-        "--disable-background-networking".to_owned(),
-        "--disable-component-update".to_owned(),
-        "--disable-sync".to_owned(),
-        "--no-first-run".to_owned(),
-        format!("--user-data-dir={}", profile.display()),
-        format!("--window-size={},{}", look.width, look.height),
+fn capabilities(folder: &Path) -> Value {
+    let profile = format!("--user-data-dir={}", folder.join("profile").display());
+    let args = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--no-first-run",
+        &profile,
     ];
-    if look.dark {
-        args.push("--blink-settings=preferredColorScheme=0".to_owned());
-    }
-    let mut options = json!({ "args": args });
-    if look.width < SMALLEST_WINDOW {
-        let metrics = json!({ "width": look.width, "height": look.height, "pixelRatio": 2.0, "touch": true });
-        options["mobileEmulation"] = json!({ "deviceMetrics": metrics });
-    }
     json!({ "capabilities": { "alwaysMatch": {
         "browserName": "chrome",
         "goog:loggingPrefs": { "browser": "ALL" },
-        "goog:chromeOptions": options,
+        "goog:chromeOptions": { "args": args },
     } } })
 }
 

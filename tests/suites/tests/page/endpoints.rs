@@ -58,60 +58,62 @@ async fn the_page_shows_services_endpoint_reasons_and_broken_manifests() -> Resu
     let folder = ManifestFolder::new(node.scratch.dir("manifests")?);
     folder.write("shop.yaml", &manifests(300))?;
     let agent = node.agent(&files(folder.path())).await?;
-    let desk = opened(&node, DESK, &agent.url()).await?;
-    desk.until("document.getElementById('endpoints-state').innerText === 'synced'").await?;
-    desk.until(&shows("endpoints-services", "300 Services")).await?;
-    desk.until(&shows("endpoints-source-note", &folder.path().display().to_string())).await?;
+    let browser = opened(&node, DESK, &agent.url()).await?;
+    browser.until("document.getElementById('endpoints-state').innerText === 'synced'").await?;
+    browser.until(&shows("endpoints-services", "300 Services")).await?;
+    browser.until(&shows("endpoints-source-note", &folder.path().display().to_string())).await?;
     // The page holds a bounded number of them.
-    desk.until(&format!("{} === 200", count("[data-service]"))).await?;
-    desk.until(&shows("services-count", "300 Services, first 200 shown")).await?;
-    keep(&desk, "endpoints").await?;
+    browser.until(&format!("{} === 200", count("[data-service]"))).await?;
+    browser.until(&shows("services-count", "300 Services, first 200 shown")).await?;
+    keep(&browser, "endpoints").await?;
 
     // One that is not among them is found.
-    desk.eval(
+    browser.eval(
         "((field) => { field.value = 'SHOP/web-0299'; field.dispatchEvent(new Event('input')); return true; })\
          (document.getElementById('services-filter'))",
     )
     .await?;
-    desk.until(&format!("{} === 1", count("[data-service='shop/web-0299']"))).await?;
-    desk.until(&shows("services-count", "1 of 300 Services found")).await?;
-    desk.eval("document.querySelector('[data-service] .toggle').click() ?? true").await?;
+    browser.until(&format!("{} === 1", count("[data-service='shop/web-0299']"))).await?;
+    browser.until(&shows("services-count", "1 of 300 Services found")).await?;
+    browser.eval("document.querySelector('[data-service] .toggle').click() ?? true").await?;
     let explained = |part: &str| {
         format!("(document.querySelector('[data-service] .explanation')?.innerText ?? '').includes({part:?})")
     };
-    desk.until(&explained("10.180.1.50:8080")).await?;
-    desk.until(&explained("node (this node)")).await?;
+    browser.until(&explained("10.180.1.50:8080")).await?;
+    browser.until(&explained("node (this node)")).await?;
     let chosen = |yes: bool| count(&format!("[data-service] .explained [data-chosen='{yes}']"));
-    desk.until(&format!("{} === 1", chosen(true))).await?;
-    ensure!(desk.eval(&chosen(false)).await? == 1, "the endpoint that is not ready is shown with its reason");
-    keep(&desk, "endpoints-explained").await?;
+    browser.until(&format!("{} === 1", chosen(true))).await?;
+    ensure!(
+        browser.eval(&chosen(false)).await? == 1,
+        "the endpoint that is not ready is shown with its reason"
+    );
+    keep(&browser, "endpoints-explained").await?;
 
     // A change is shown without a reload.
     folder.write("shop.yaml", &manifests(300).replace("ready: false", "ready: true"))?;
-    desk.until(&format!("{} === 2", chosen(true))).await?;
+    browser.until(&format!("{} === 2", chosen(true))).await?;
 
     // A broken manifest is named, its last valid version is kept, and its text is not interpreted as markup.
     folder.write("shop.yaml", "kind: Service\nmetadata: {name: web\n")?;
     folder.write("<img src=x onerror=window.pwned=1>.yaml", "kind: [\n")?;
-    desk.until(&shows("faults", "shop.yaml")).await?;
-    desk.until(&shows("faults", "onerror=window.pwned=1>.yaml")).await?;
-    desk.until(&shows("faults-title", "2 invalid manifests")).await?;
+    browser.until(&shows("faults", "shop.yaml")).await?;
+    browser.until(&shows("faults", "onerror=window.pwned=1>.yaml")).await?;
+    browser.until(&shows("faults-title", "2 invalid manifests")).await?;
     ensure!(
-        desk.eval(&shows("endpoints-services", "300 Services")).await? == true,
+        browser.eval(&shows("endpoints-services", "300 Services")).await? == true,
         "the good version is gone"
     );
-    ensure!(desk.eval("typeof window.pwned").await? == "undefined", "markup from a manifest's name ran");
-    keep(&desk, "endpoints-broken").await?;
+    ensure!(browser.eval("typeof window.pwned").await? == "undefined", "markup from a manifest's name ran");
+    keep(&browser, "endpoints-broken").await?;
 
-    let phone = opened(&node, PHONE, &format!("{}#service/shop/web-0007", agent.url())).await?;
-    phone.until("document.querySelector(\"[data-service='shop/web-0007'] .explanation\") !== null").await?;
+    browser.look(PHONE).await?;
+    browser.open(&format!("{}#service/shop/web-0007", agent.url())).await?;
+    browser.until("document.querySelector(\"[data-service='shop/web-0007'] .explanation\") !== null").await?;
     let fits = "document.documentElement.scrollWidth <= window.innerWidth";
-    ensure!(phone.eval(fits).await? == true, "the page is wider than the window");
-    keep(&phone, "endpoints-phone").await?;
-    for browser in [&desk, &phone] {
-        let complaints = browser.complaints().await?;
-        ensure!(complaints.is_empty(), "the browser complains: {complaints:?}");
-    }
+    ensure!(browser.eval(fits).await? == true, "the page is wider than the window");
+    keep(&browser, "endpoints-phone").await?;
+    let complaints = browser.complaints().await?;
+    ensure!(complaints.is_empty(), "the browser complains: {complaints:?}");
     Ok(())
 }
 
@@ -146,9 +148,9 @@ async fn the_page_shows_backends_and_failing_or_silent_ones() -> Result<()> {
     let folder = ManifestFolder::new(node.scratch.dir("manifests")?);
     folder.write("shop.yaml", &manifests(1))?;
     let agent = node.agent(&files(folder.path())).await?;
-    let desk = opened(&node, DESK, &agent.url()).await?;
-    desk.until("document.getElementById('endpoints-state').innerText === 'synced'").await?;
-    ensure!(desk.eval("document.getElementById('backends-part').hidden").await? == true, "there are none");
+    let browser = opened(&node, DESK, &agent.url()).await?;
+    browser.until("document.getElementById('endpoints-state').innerText === 'synced'").await?;
+    ensure!(browser.eval("document.getElementById('backends-part').hidden").await? == true, "there are none");
 
     let state = agent.json("/debug/endpoints?max=0").await?;
     let instance_id: u64 = state["instance_id"].as_str().unwrap_or_default().parse()?;
@@ -180,34 +182,36 @@ async fn the_page_shows_backends_and_failing_or_silent_ones() -> Result<()> {
     for backend in [&nft, &ill] {
         ensure!(reporter.report(backend.clone()).await? == Reported::Accepted);
     }
-    desk.until(&shows("backends-title", "2 backends, 1 failing or not reporting")).await?;
-    desk.until(&row("nft", "health", "synced")).await?;
-    desk.until(&row("nft", "who", "9.9.9 · 3 service ports")).await?;
-    desk.until(&row("nft", "rev", &format!("at {}", nft.rev))).await?;
-    desk.until(&row("nft", "sync", " ago")).await?;
-    desk.until(&row("nft", "debug", "unix:///run/keelson-proxy/proxy.sock")).await?;
+    browser.until(&shows("backends-title", "2 backends, 1 failing or not reporting")).await?;
+    browser.until(&row("nft", "health", "synced")).await?;
+    browser.until(&row("nft", "who", "9.9.9 · 3 service ports")).await?;
+    browser.until(&row("nft", "rev", &format!("at {}", nft.rev))).await?;
+    browser.until(&row("nft", "sync", " ago")).await?;
+    browser.until(&row("nft", "debug", "unix:///run/keelson-proxy/proxy.sock")).await?;
     let link = "document.querySelector(\"[data-backend='nft'] a\").href === 'http://127.0.0.1:9441/'";
-    ensure!(desk.eval(link).await? == true, "the link leads elsewhere");
-    desk.until(&row("ill", "why", markup)).await?;
-    desk.until(&row("ill", "rev", "none yet")).await?;
+    ensure!(browser.eval(link).await? == true, "the link leads elsewhere");
+    browser.until(&row("ill", "why", markup)).await?;
+    browser.until(&row("ill", "rev", "none yet")).await?;
     let red = |name: &str| {
         let colour = |of: &str| format!("getComputedStyle({of}).color");
         let health = format!("document.querySelector(\"[data-backend='{name}'] [data-part='health']\")");
         format!("{} === {}", colour(&health), colour("document.querySelector('#backends-title.error')"))
     };
-    ensure!(desk.eval(&red("ill")).await? == true, "the one that fails is not red");
-    ensure!(desk.eval(&red("nft")).await? == false, "the healthy one is red");
+    ensure!(browser.eval(&red("ill")).await? == true, "the one that fails is not red");
+    ensure!(browser.eval(&red("nft")).await? == false, "the healthy one is red");
     let no_link = "document.querySelector(\"[data-backend='ill'] a\").hidden";
-    ensure!(desk.eval(no_link).await? == true, "there is a link to nowhere");
-    ensure!(desk.eval("typeof window.pwned").await? == "undefined", "markup of a reason ran");
-    keep(&desk, "endpoints-backends").await?;
+    ensure!(browser.eval(no_link).await? == true, "there is a link to nowhere");
+    ensure!(browser.eval("typeof window.pwned").await? == "undefined", "markup of a reason ran");
+    keep(&browser, "endpoints-backends").await?;
 
-    let phone = opened(&node, PHONE, &agent.url()).await?;
-    phone.until(&row("nft", "health", "synced")).await?;
+    browser.look(PHONE).await?;
+    browser.open(&agent.url()).await?;
+    browser.until(&row("nft", "health", "synced")).await?;
     let fits = "document.documentElement.scrollWidth <= window.innerWidth";
-    ensure!(phone.eval(fits).await? == true, "the page is wider than the window");
-    phone.eval("document.getElementById('backends-part').scrollIntoView() ?? true").await?;
-    keep(&phone, "endpoints-backends-phone").await?;
+    ensure!(browser.eval(fits).await? == true, "the page is wider than the window");
+    browser.eval("document.getElementById('backends-part').scrollIntoView() ?? true").await?;
+    keep(&browser, "endpoints-backends-phone").await?;
+    browser.look(DESK).await?;
 
     // One keeps reporting, the other stops: shown after half a minute.
     let reports = tokio::spawn(async move {
@@ -219,14 +223,12 @@ async fn the_page_shows_backends_and_failing_or_silent_ones() -> Result<()> {
             tokio::time::sleep(std::time::Duration::from_secs(1)).await;
         }
     });
-    desk.until(&row("nft", "health", "no report for ")).await?;
-    desk.until(&row("nft", "why", "last state synced")).await?;
-    desk.until(&row("ill", "health", "synced")).await?;
-    ensure!(desk.eval(&red("nft")).await? == true, "the silent one is not red");
+    browser.until(&row("nft", "health", "no report for ")).await?;
+    browser.until(&row("nft", "why", "last state synced")).await?;
+    browser.until(&row("ill", "health", "synced")).await?;
+    ensure!(browser.eval(&red("nft")).await? == true, "the silent one is not red");
     reports.abort();
-    for browser in [&desk, &phone] {
-        let complaints = browser.complaints().await?;
-        ensure!(complaints.is_empty(), "the browser complains: {complaints:?}");
-    }
+    let complaints = browser.complaints().await?;
+    ensure!(complaints.is_empty(), "the browser complains: {complaints:?}");
     Ok(())
 }

@@ -52,57 +52,59 @@ async fn the_page_follows_pulls_and_restarts_of_the_agent() -> Result<()> {
         let (cri, name) = (cri.clone(), node.name(image));
         pulls.spawn(async move { cri.pull_image(&name).await });
     }
-    let desk = Browser::start(&node.scratch, DESK).await?;
-    desk.open(&agent.url()).await?;
-    desk.until("document.getElementById('connection').dataset.state === 'live'").await?;
-    desk.until(&format!("{} === 2", count("#running [data-pull-id]"))).await?;
-    desk.until(&format!("{} === 3", count("#queue [data-pull-id]"))).await?;
+    let browser = Browser::start(&node.scratch, DESK).await?;
+    browser.open(&agent.url()).await?;
+    browser.until("document.getElementById('connection').dataset.state === 'live'").await?;
+    browser.until(&format!("{} === 2", count("#running [data-pull-id]"))).await?;
+    browser.until(&format!("{} === 3", count("#queue [data-pull-id]"))).await?;
     // The jobs that hold sockets are listed with them.
     for actor in ["PullCoordinator", "RuntimeClient", "LeaseRenewer", "StatusReporter", "EndpointPublisher"] {
-        desk.until(&format!("{} === 1", count(&format!("[data-actor={actor}]")))).await?;
+        browser.until(&format!("{} === 1", count(&format!("[data-actor={actor}]")))).await?;
     }
     // Bytes are shown, with a known total.
-    desk.until("/MiB of 5\\.\\d MiB/.test(document.getElementById('running').innerText)").await?;
+    browser.until("/MiB of 5\\.\\d MiB/.test(document.getElementById('running').innerText)").await?;
     ensure!(
-        desk.eval("document.body.innerText.includes('page/image-0')").await? == true,
+        browser.eval("document.body.innerText.includes('page/image-0')").await? == true,
         "the image is named"
     );
     // A line needs two samples, and the second one comes after ten seconds.
-    desk.until(&format!("{} === 4", count("#history .plot"))).await?;
+    browser.until(&format!("{} === 4", count("#history .plot"))).await?;
     // One sample is a point: a line to itself.
     let line = r"/^M([\d.]+),\S+ L(?!\1,)/";
-    desk.until(&format!(
-        "{line}.test(document.querySelector('[data-key=queued] .stroke').getAttribute('d'))"
-    ))
-    .await?;
-    desk.until("document.querySelector('[data-key=queued] [data-part=now]').innerText === '3'").await?;
-    desk.until("document.querySelector('[data-key=running] [data-part=most]').innerText === 'at most 2'")
+    browser
+        .until(&format!("{line}.test(document.querySelector('[data-key=queued] .stroke').getAttribute('d'))"))
         .await?;
-    keep(&desk, "desk").await?;
+    browser.until("document.querySelector('[data-key=queued] [data-part=now]').innerText === '3'").await?;
+    browser
+        .until("document.querySelector('[data-key=running] [data-part=most]').innerText === 'at most 2'")
+        .await?;
+    keep(&browser, "desk").await?;
     for (look, name) in [(NIGHT, "night"), (PHONE, "phone")] {
-        let browser = Browser::start(&node.scratch, look).await?;
+        browser.look(look).await?;
         browser.open(&agent.url()).await?;
         browser.until(&format!("{} === 2", count("#running [data-pull-id]"))).await?;
+        ensure!(browser.eval("window.innerWidth").await? == look.width, "{name}: it has another width");
         let fits = "document.documentElement.scrollWidth <= window.innerWidth";
         ensure!(browser.eval(fits).await? == true, "{name}: the page is wider than the window");
         let dark = browser.eval("matchMedia('(prefers-color-scheme: dark)').matches").await?;
         ensure!(dark == look.dark, "{name}: the colour scheme is not the one asked for");
         keep(&browser, name).await?;
     }
+    browser.look(DESK).await?;
 
     // Only the agent's own end makes the page report that it is gone.
     agent.kill9()?;
-    desk.until("document.getElementById('connection').dataset.state === 'lost'").await?;
-    keep(&desk, "lost").await?;
+    browser.until("document.getElementById('connection').dataset.state === 'lost'").await?;
+    keep(&browser, "lost").await?;
     while pulls.join_next().await.is_some() {}
     agent.start_again().await?;
-    desk.until("document.getElementById('connection').dataset.state === 'live'").await?;
+    browser.until("document.getElementById('connection').dataset.state === 'live'").await?;
     // All five are anonymous: the agent finishes them without callers.
-    desk.until(&format!("{} === 2", count("#running [data-pull-id]"))).await?;
+    browser.until(&format!("{} === 2", count("#running [data-pull-id]"))).await?;
     node.proxy.remove(stalled);
-    desk.until(&format!("{} === 5", count("#finished [data-state='succeeded']"))).await?;
-    desk.until(&format!("{} === 0", count("#running [data-pull-id]"))).await?;
-    keep(&desk, "done").await?;
+    browser.until(&format!("{} === 5", count("#finished [data-state='succeeded']"))).await?;
+    browser.until(&format!("{} === 0", count("#running [data-pull-id]"))).await?;
+    keep(&browser, "done").await?;
     Ok(())
 }
 
@@ -149,27 +151,28 @@ async fn the_page_shows_healthy_failing_and_disabled_heartbeats() -> Result<()> 
         .set("node.role", "node")
         .set("node.root_dir", node.scratch.path().display().to_string());
     let agent = node.agent(&settings).await?;
-    let desk = Browser::start(&node.scratch, DESK).await?;
-    desk.open(&agent.url()).await?;
-    desk.until("document.getElementById('beat').innerText === 'healthy'").await?;
-    desk.until("/Ready[\\s\\S]*KubeletReady/.test(document.getElementById('conditions').innerText)").await?;
-    ensure!(desk.eval("document.getElementById('role').innerText").await? == "node", "the role is shown");
-    keep(&desk, "heartbeats").await?;
+    let browser = Browser::start(&node.scratch, DESK).await?;
+    browser.open(&agent.url()).await?;
+    browser.until("document.getElementById('beat').innerText === 'healthy'").await?;
+    browser
+        .until("/Ready[\\s\\S]*KubeletReady/.test(document.getElementById('conditions').innerText)")
+        .await?;
+    ensure!(browser.eval("document.getElementById('role').innerText").await? == "node", "the role is shown");
+    keep(&browser, "heartbeats").await?;
     // The next renewal finds no server.
     cluster.api.kill9()?;
-    desk.until("document.getElementById('beat').innerText.startsWith('failing for')").await?;
-    keep(&desk, "heartbeats-failing").await?;
+    browser.until("document.getElementById('beat').innerText.startsWith('failing for')").await?;
+    keep(&browser, "heartbeats-failing").await?;
     cluster.api.start_again().await?;
-    desk.until("document.getElementById('beat').innerText === 'healthy'").await?;
+    browser.until("document.getElementById('beat').innerText === 'healthy'").await?;
 
     let off = node.agent(&Settings::new()).await?;
-    let phone = Browser::start(&node.scratch, PHONE).await?;
-    phone.open(&off.url()).await?;
-    phone
+    browser.open(&off.url()).await?;
+    browser
         .until("document.getElementById('heartbeats-off').innerText.startsWith('Disabled: no API server')")
         .await?;
     ensure!(
-        phone.eval("document.getElementById('heartbeats').hidden").await? == true,
+        browser.eval("document.getElementById('heartbeats').hidden").await? == true,
         "nothing else is shown"
     );
     Ok(())

@@ -51,50 +51,50 @@ async fn the_page_of_a_proxy_plots_its_last_hour() -> Result<()> {
     let _proxy = KeelsonProxy::start(&scratch, world.node(), &options).await?;
     let url = format!("http://{}/", world.reach_node(HTTP.parse()?).await?);
 
-    let desk = Browser::start(&scratch, DESK).await?;
-    desk.open(&url).await?;
-    desk.until("document.getElementById('connection').dataset.state === 'live'").await?;
-    desk.until("document.getElementById('services').innerText === '3'").await?;
-    desk.until(&format!("{} === {}", count("#history .plot"), PLOTS.len())).await?;
+    let browser = Browser::start(&scratch, DESK).await?;
+    browser.open(&url).await?;
+    browser.until("document.getElementById('connection').dataset.state === 'live'").await?;
+    browser.until("document.getElementById('services').innerText === '3'").await?;
+    browser.until(&format!("{} === {}", count("#history .plot"), PLOTS.len())).await?;
     let shown = "[...document.querySelectorAll('#history .plot')]\
                  .map((plot) => [plot.dataset.key, plot.querySelector('[data-part=title]').innerText])";
-    let shown = desk.eval(shown).await?;
+    let shown = browser.eval(shown).await?;
     ensure!(shown == json!(PLOTS), "the plots are {shown}");
     // One sample is a point, a line to itself: a second one is at another place. No sync has no length, so its plot has gaps.
     for (series, _) in &PLOTS[1..] {
-        desk.until(&format!(r"/^M([\d.]+),\S+ L(?!\1,)/.test({})", line(series))).await?;
+        browser.until(&format!(r"/^M([\d.]+),\S+ L(?!\1,)/.test({})", line(series))).await?;
     }
     // Nothing has changed for one sample.
-    desk.until(&format!("{} === '0' && {} === '–'", plot("changes", "now"), plot("sync_longest", "now")))
+    browser
+        .until(&format!("{} === '0' && {} === '–'", plot("changes", "now"), plot("sync_longest", "now")))
         .await?;
-    let before = desk.eval(&line("changes")).await?;
-    keep(&desk, "proxy").await?;
+    let before = browser.eval(&line("changes")).await?;
+    keep(&browser, "proxy").await?;
 
     // Seven Services more, in one revision: each is a change, and its endpoints are another.
     folder.write("shop.yaml", &manifests(10))?;
-    desk.until("document.getElementById('services').innerText === '10'").await?;
-    desk.until(&format!("{} === '14'", plot("changes", "now"))).await?;
+    browser.until("document.getElementById('services').innerText === '10'").await?;
+    browser.until(&format!("{} === '14'", plot("changes", "now"))).await?;
     for (series, at_least) in [("syncs", 1), ("revisions", 1)] {
-        let now = desk.eval(&format!("Number({})", plot(series, "now"))).await?;
+        let now = browser.eval(&format!("Number({})", plot(series, "now"))).await?;
         ensure!(now.as_i64() >= Some(at_least), "{series} is {now}");
     }
-    let longest = desk.eval(&format!(r"/^[\d.]+ (µs|ms|s)$/.test({})", plot("sync_longest", "now"))).await?;
-    ensure!(longest == true, "the longest sync is {}", desk.eval(&plot("sync_longest", "now")).await?);
-    ensure!(desk.eval(&line("changes")).await? != before, "the plot is what it was");
-    keep(&desk, "proxy-changed").await?;
+    let longest =
+        browser.eval(&format!(r"/^[\d.]+ (µs|ms|s)$/.test({})", plot("sync_longest", "now"))).await?;
+    ensure!(longest == true, "the longest sync is {}", browser.eval(&plot("sync_longest", "now")).await?);
+    ensure!(browser.eval(&line("changes")).await? != before, "the plot is what it was");
+    keep(&browser, "proxy-changed").await?;
     // One sample later it has ended, and the plot still has it.
-    desk.until(&format!("{} === '0'", plot("changes", "now"))).await?;
-    ensure!(desk.eval(&plot("changes", "most")).await? == "at most 14", "the most is not the change");
+    browser.until(&format!("{} === '0'", plot("changes", "now"))).await?;
+    ensure!(browser.eval(&plot("changes", "most")).await? == "at most 14", "the most is not the change");
 
-    let phone = Browser::start(&scratch, PHONE).await?;
-    phone.open(&url).await?;
-    phone.until(&format!("{} === {}", count("#history .plot"), PLOTS.len())).await?;
+    browser.look(PHONE).await?;
+    browser.open(&url).await?;
+    browser.until(&format!("{} === {}", count("#history .plot"), PLOTS.len())).await?;
     let fits = "document.documentElement.scrollWidth <= window.innerWidth";
-    ensure!(phone.eval(fits).await? == true, "the page is wider than the window");
-    keep(&phone, "proxy-phone").await?;
-    for browser in [&desk, &phone] {
-        let complaints = browser.complaints().await?;
-        ensure!(complaints.is_empty(), "the browser complains: {complaints:?}");
-    }
+    ensure!(browser.eval(fits).await? == true, "the page is wider than the window");
+    keep(&browser, "proxy-phone").await?;
+    let complaints = browser.complaints().await?;
+    ensure!(complaints.is_empty(), "the browser complains: {complaints:?}");
     Ok(())
 }

@@ -1,19 +1,18 @@
 //! Network namespaces for tests of programs at devices, and servers and clients in them.
 //!
-//! Owns: [`Net`], [`in_mounts`]. In: commands for `ip`. Out: namespaces that end with their value. Needs root.
+//! Owns: [`Net`], [`in_mounts`], [`BpfFolder`]. In: commands for `ip`. Out: namespaces that end with their value. Needs root.
 
 use std::{
     fs::{self, File},
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
-    path::Path,
     process::Command,
     thread,
     time::Duration,
 };
 
 use nix::{
-    mount::{MsFlags, mount},
+    mount::{MntFlags, MsFlags, mount, umount2},
     sched::{CloneFlags, setns, unshare},
 };
 
@@ -140,15 +139,30 @@ pub(crate) fn in_mounts<T: Send>(test: impl FnOnce() -> T + Send) -> T {
     }
 }
 
-/// Mounts a BPF file system, and hides those of the machine and of other tests.
-pub(crate) fn mount_bpf(folder: &Path) {
-    let none = None::<&str>;
-    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
-    let mounts = fs::read_to_string("/proc/thread-self/mounts").unwrap();
-    for line in mounts.lines().filter(|line| line.contains(" bpf ")) {
-        nix::mount::umount(line.split(' ').nth(1).unwrap()).unwrap();
+/// A folder with a BPF file system, which hides those of the machine and of other tests.
+pub(crate) struct BpfFolder(tempfile::TempDir);
+
+impl BpfFolder {
+    /// In mounts of the test.
+    pub(crate) fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let none = None::<&str>;
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+        let mounts = fs::read_to_string("/proc/thread-self/mounts").unwrap();
+        for line in mounts.lines().filter(|line| line.contains(" bpf ")) {
+            nix::mount::umount(line.split(' ').nth(1).unwrap()).unwrap();
+        }
+        mount(Some("none"), folder.path(), Some("bpf"), MsFlags::empty(), none).unwrap();
+        Self(folder)
     }
-    mount(Some("none"), folder, Some("bpf"), MsFlags::empty(), none).unwrap();
+}
+
+impl Drop for BpfFolder {
+    /// A folder that something is mounted on cannot be removed.
+    fn drop(&mut self) {
+        let unmounted = umount2(self.0.path(), MntFlags::MNT_DETACH);
+        assert!(unmounted.is_ok() || thread::panicking(), "{} stays: {unmounted:?}", self.0.path().display());
+    }
 }
 
 pub(crate) fn at(ip: &str, port: u16) -> SocketAddr {

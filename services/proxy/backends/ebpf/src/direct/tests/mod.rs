@@ -34,7 +34,7 @@ use crate::{
     kernel::{find_pins, remove_pins},
     layout::{MapName, PODS as KNOWN_PODS, REPLIES, SOURCE_RANGES},
     nets::{
-        ANSWER, Net, at, connect, exchange, in_mounts, mount_bpf, read_line, run_with, serve_tcp, serve_udp,
+        ANSWER, BpfFolder, Net, at, connect, exchange, in_mounts, read_line, run_with, serve_tcp, serve_udp,
         udp_socket,
     },
     pods,
@@ -61,7 +61,7 @@ const POD_NETWORKS: [[&str; 2]; 2] =
     [["10.244.0.0/24", "fd00:10:244::/64"], ["10.244.1.0/24", "fd00:10:244:1::/64"]];
 
 struct World {
-    folder: tempfile::TempDir,
+    _folder: BpfFolder,
     switch: Net,
     client: Net,
     nodes: [Net; 2],
@@ -76,13 +76,12 @@ fn in_world<T: Send>(test: impl FnOnce(&World) -> T + Send) -> T {
 impl World {
     fn new() -> Self {
         let world = Self {
-            folder: tempfile::tempdir().unwrap(),
+            _folder: BpfFolder::new(),
             switch: Net::new(),
             client: Net::new(),
             nodes: [Net::new(), Net::new()],
             pods: [Net::new(), Net::new()],
         };
-        mount_bpf(world.folder.path());
         let Self { switch, client, nodes, pods, .. } = &world;
         for (port, net) in [("client", client), ("node0", &nodes[0]), ("node1", &nodes[1])] {
             switch.connect(port, net, "eth0");

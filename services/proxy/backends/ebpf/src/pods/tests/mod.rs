@@ -16,7 +16,7 @@ use keelson_proxy::{addresses::LocalAddresses, model::Protocol};
 
 use super::*;
 use crate::nets::{
-    Net, at, check_rights, connect, exchange, in_mounts, mount_bpf, read_line, serve_tcp, serve_udp,
+    BpfFolder, Net, at, check_rights, connect, exchange, in_mounts, read_line, serve_tcp, serve_udp,
     udp_socket,
 };
 
@@ -48,7 +48,7 @@ enum Layout {
 const LAYOUTS: [Layout; 2] = [Layout::Routed, Layout::Bridged];
 
 struct World {
-    _folder: tempfile::TempDir,
+    _folder: BpfFolder,
     layout: Layout,
     node: Net,
     pods: Vec<Net>,
@@ -60,15 +60,13 @@ fn in_world<T: Send>(layout: Layout, test: impl FnOnce(&World) -> T + Send) -> T
 
 impl World {
     fn new(layout: Layout) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        mount_bpf(folder.path());
         let node = Net::new();
         if layout != Layout::Routed {
             // Its own would be that of a port, and pods would not know the next one.
             node.ip("link add cni0 address 02:00:00:00:00:01 type bridge\nlink set cni0 up");
             node.address("cni0", NODE);
         }
-        let mut world = Self { _folder: folder, layout, node, pods: Vec::new() };
+        let mut world = Self { _folder: BpfFolder::new(), layout, node, pods: Vec::new() };
         world.pods = (0..PODS.len()).map(|n| world.make_pod(&format!("veth{n}"), n)).collect();
         world
     }
