@@ -86,9 +86,7 @@ impl Agent {
     }
 
     pub fn new(scratch: &Scratch, runtime_endpoint: &str, settings: &Settings) -> Result<Self> {
-        let free = (0..).map(|n| format!("a{n}")).find(|name| !scratch.path().join(name).exists());
-        let folder = scratch.dir(&free.context("there is always another number")?)?;
-        Self::new_in(&folder, free_port()?, runtime_endpoint, settings)
+        Self::new_in(&scratch.numbered("a")?, free_port()?, runtime_endpoint, settings)
     }
 
     /// Prepares an agent in a folder of the caller, with its HTTP server on `port`.

@@ -89,9 +89,7 @@ pub struct Containerd {
 impl Containerd {
     /// Starts one below `scratch` and waits until its CRI answers.
     pub async fn start(scratch: &Scratch, kind: Kind, options: &Options) -> Result<Self> {
-        let free = (0..).map(|n| format!("c{n}")).find(|name| !scratch.path().join(name).exists());
-        let folder = scratch.dir(&free.context("there is always another number")?)?;
-        Self::start_in(&folder, kind, options).await
+        Self::start_in(&scratch.numbered("c")?, kind, options).await
     }
 
     /// Starts one in a folder of the caller; contents of an earlier run are reused.

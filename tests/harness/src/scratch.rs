@@ -4,9 +4,10 @@
 //! folders that a killed one left.
 
 use crate::{cgroups, process};
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use nix::mount::{MntFlags, umount2};
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -41,6 +42,20 @@ impl Scratch {
         fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
         Ok(path)
     }
+
+    /// Creates a new folder in it, with the first free number behind `prefix`.
+    pub fn numbered(&self, prefix: &str) -> Result<PathBuf> {
+        for number in 0_u64.. {
+            let path = self.path.join(format!("{prefix}{number}"));
+            match fs::create_dir(&path) {
+                Ok(()) => return Ok(path),
+                // Another test of the process may have taken the number just now.
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error).with_context(|| format!("cannot make {}", path.display())),
+            }
+        }
+        bail!("every number is taken")
+    }
 }
 
 impl Drop for Scratch {
@@ -59,7 +74,7 @@ pub fn clear(path: &Path) {
         }
     }
     if let Err(e) = fs::remove_dir_all(path)
-        && e.kind() != std::io::ErrorKind::NotFound
+        && e.kind() != ErrorKind::NotFound
     {
         eprintln!("cannot remove {}: {e}", path.display());
     }
@@ -106,5 +121,23 @@ fn sweep() {
         {
             clear(&entry.path());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tests_that_run_at_the_same_time_never_share_a_folder() {
+        let scratch = Scratch::new().unwrap();
+        let make = || (0..200).map(|_| scratch.numbered("a").unwrap()).collect::<Vec<_>>();
+        let mut all = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(make)).collect();
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        });
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), 800);
     }
 }

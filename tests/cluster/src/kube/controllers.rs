@@ -1,7 +1,6 @@
 //! Owns: a kube-controller-manager of the test. In: the controllers to run, and their timeouts for silent nodes.
 //! Out: control of its process.
 
-use super::free_folder;
 use super::pki::Pki;
 use anyhow::{Context as _, Result};
 use keelson_harness::daemon::Daemon;
@@ -91,7 +90,7 @@ impl ControllerManager {
         options: &ControllerOptions,
     ) -> Result<Self> {
         let port = free_port()?;
-        let folder: PathBuf = free_folder(scratch, "controllers")?;
+        let folder: PathBuf = scratch.numbered("controllers-")?;
         let millis = |duration: Duration| format!("{}ms", duration.as_millis());
         let mut args = vec![
             format!("--kubeconfig={}", kubeconfig.display()),

@@ -28,7 +28,7 @@ impl Journal {
     /// Collects from the next write on.
     pub async fn start(scratch: &Scratch, etcd: &Etcd) -> Result<Self> {
         let from = etcd.revision().await? + 1;
-        let log = super::free_folder(scratch, "journal")?.join("watch.json");
+        let log = scratch.numbered("journal-")?.join("watch.json");
         let program = Program {
             name: "etcdctl watch".to_owned(),
             path: super::etcd::etcdctl()?,

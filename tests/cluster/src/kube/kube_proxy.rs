@@ -1,8 +1,8 @@
 //! Owns: a kube-proxy of the test. In: a cluster with the Node object, a network namespace from which the API server is
 //! reached. Out: its metrics, and control of its process.
 
+use super::Cluster;
 use super::identity::Identity;
-use super::{Cluster, free_folder};
 use crate::net::{Namespace, http_get_from};
 use anyhow::{Context as _, Result};
 use keelson_harness::daemon::Daemon;
@@ -57,7 +57,7 @@ impl KubeProxy {
         namespace: &Namespace,
         options: &KubeProxyOptions,
     ) -> Result<Self> {
-        let folder = free_folder(scratch, "kube-proxy")?;
+        let folder = scratch.numbered("kube-proxy-")?;
         let kubeconfig = match &options.kubeconfig {
             Some(file) => file.clone(),
             None => {

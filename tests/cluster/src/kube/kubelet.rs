@@ -5,7 +5,6 @@
 //! namespace: a kubelet clears and fills some folders that no setting names, which may be those of the machine's own
 //! kubelet.
 
-use super::free_folder;
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::containerd::Containerd;
 use keelson_harness::daemon::Daemon;
@@ -58,7 +57,7 @@ impl Kubelet {
         containerd: &Containerd,
         options: &KubeletOptions,
     ) -> Result<Self> {
-        let folder = free_folder(scratch, "kubelet")?;
+        let folder = scratch.numbered("kubelet-")?;
         let (port, health) = (free_port()?, free_port()?);
         let config = folder.join("config.yaml");
         let mut settings = settings(&folder, port, health, containerd, options);

@@ -48,7 +48,6 @@ use kube::Api;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::{fs, io};
 
 /// The environment variable with the [`Cluster::description`] of a cluster outside of this virtual machine.
 pub const OUTSIDE: &str = "KEELSON_TEST_CLUSTER";
@@ -72,9 +71,9 @@ impl Cluster {
     }
 
     pub async fn start_with(scratch: &Scratch, options: &ApiOptions) -> Result<Self> {
-        let pki = Arc::new(Pki::new(&free_folder(scratch, "pki")?)?);
+        let pki = Arc::new(Pki::new(&scratch.numbered("pki-")?)?);
         let etcd = Etcd::start(scratch, options.streaming_lists).await?;
-        let folder = free_folder(scratch, "admin")?;
+        let folder = scratch.numbered("admin-")?;
         let mut identity = None;
         let api = ApiServer::start(scratch, etcd.endpoint(), &pki, options, |endpoint| async {
             let endpoint = endpoint;
@@ -121,8 +120,8 @@ impl Cluster {
             let listener = tokio::net::TcpListener::bind(address).await?;
             forwards.push(Forward::of(listener, &format!("{}:{port}", text("loopback")?)));
         }
-        let pki = Arc::new(Pki::of(&free_folder(scratch, "pki")?, text("key")?)?);
-        let folder = free_folder(scratch, "admin")?;
+        let pki = Arc::new(Pki::of(&scratch.numbered("pki-")?, text("key")?)?);
+        let folder = scratch.numbered("admin-")?;
         let admin_identity =
             Identity::certificate(folder, text("api")?, &pki, "admin", "system:masters").await?;
         let admin = Admin::new(admin_identity.client().await?);
@@ -141,7 +140,7 @@ impl Cluster {
 
     /// Node `name` (user `system:node:NAME` of group `system:nodes`) with a certificate.
     pub async fn node(&self, scratch: &Scratch, name: &str) -> Result<Identity> {
-        let folder = free_folder(scratch, "node")?;
+        let folder = scratch.numbered("node-")?;
         let user = format!("system:node:{name}");
         Identity::certificate(folder, self.api.endpoint(), &self.pki, &user, "system:nodes").await
     }
@@ -151,7 +150,7 @@ impl Cluster {
         if !self.token_nodes.iter().any(|known| known == name) {
             bail!("the API server was not started with a token for {name}: see ApiOptions::token_nodes");
         }
-        let folder = free_folder(scratch, "node")?;
+        let folder = scratch.numbered("node-")?;
         let tokens = apiserver::static_tokens(name);
         let user = format!("system:node:{name}");
         Identity::static_token(folder, self.api.endpoint(), &self.pki, &user, tokens).await
@@ -184,7 +183,7 @@ impl Cluster {
         account: (&str, &str),
         bound: Option<Bound>,
     ) -> Result<Identity> {
-        let folder = free_folder(scratch, "account")?;
+        let folder = scratch.numbered("account-")?;
         Identity::service_account(folder, self.api.endpoint(), &self.pki, &self.admin, account, bound).await
     }
 
@@ -224,18 +223,4 @@ impl Cluster {
     pub async fn tcp_proxy(&self) -> Result<TcpProxy> {
         TcpProxy::start(self.api.address()).await
     }
-}
-
-/// A new folder below `scratch` with this prefix.
-fn free_folder(scratch: &Scratch, name: &str) -> Result<PathBuf> {
-    for number in 0.. {
-        let path = scratch.path().join(format!("{name}-{number}"));
-        match fs::create_dir(&path) {
-            Ok(()) => return Ok(path),
-            // Another test may have taken the number just now.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error).with_context(|| format!("cannot make {}", path.display())),
-        }
-    }
-    bail!("every number is taken")
 }

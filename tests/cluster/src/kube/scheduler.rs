@@ -1,6 +1,5 @@
 //! Owns: a kube-scheduler of the test. In: an administrator's kubeconfig. Out: control of its process.
 
-use super::free_folder;
 use anyhow::{Context as _, Result};
 use keelson_harness::daemon::Daemon;
 use keelson_harness::daemon_life;
@@ -20,7 +19,7 @@ pub struct Scheduler {
 impl Scheduler {
     /// Starts one below `scratch`, and waits until it serves.
     pub(super) async fn start(scratch: &Scratch, kubeconfig: &Path) -> Result<Self> {
-        let (port, folder) = (free_port()?, free_folder(scratch, "scheduler")?);
+        let (port, folder) = (free_port()?, scratch.numbered("scheduler-")?);
         let program = Program {
             name: "kube-scheduler".to_owned(),
             path: peers::kubernetes("kube-scheduler")?,

@@ -99,8 +99,7 @@ impl KeelsonProxy {
         namespace: &Namespace,
         options: &KeelsonProxyOptions,
     ) -> Result<Self> {
-        let free = (0..).map(|n| format!("proxy-{n}")).find(|name| !scratch.path().join(name).exists());
-        let folder = scratch.dir(&free.context("there is always another number")?)?;
+        let folder = scratch.numbered("proxy-")?;
         let config = folder.join("keelson.toml");
         let program = Program {
             name: "keelson proxy".to_owned(),
