@@ -1,5 +1,5 @@
 //! Owns: the state of a node that the objects of an API server must result in. In: the objects, as an administrator
-//! lists them in JSON. Out: [`ExpectedState`], computed from all of them at once by the agent's own pure function.
+//! lists them in JSON ([`Objects`]). Out: [`ExpectedState`], computed from all of them at once by the agent's own pure function.
 //! Everything else of the agent (watches, protobuf, increments, disk, both APIs, clients) has to give the same result.
 
 use super::objects::Kind;
@@ -24,44 +24,55 @@ pub struct ExpectedState {
 }
 
 impl ExpectedState {
-    /// The expected state now. The lists are made one after the other, so nothing may write meanwhile.
+    /// The expected state now. Nothing may write meanwhile.
     pub async fn of(cluster: &Cluster, node: &str) -> Result<Self> {
-        let client = cluster.admin.client();
-        let services: Vec<Service> = list(&client, Kind::Service).await?;
-        let slices: Vec<EndpointSlice> = list(&client, Kind::Slice).await?;
-        let cidrs: Vec<ServiceCidr> = list(&client, Kind::ServiceCidr).await?;
-        let object = cluster.admin.node(node).await?;
-        let object =
-            object.map(|object| serde_json::to_value(object).context("a Node is JSON")).transpose()?;
-        Ok(Self::from(&services, slices, &cidrs, &node_view(node, object.as_ref())?))
-    }
-
-    fn from(
-        services: &[Service],
-        slices: Vec<EndpointSlice>,
-        cidrs: &[ServiceCidr],
-        node: &NodeView,
-    ) -> Self {
-        let mut of = HashMap::<ServiceName, Vec<EndpointSlice>>::new();
-        for slice in slices {
-            if let Some(owner) = view::owner(&slice) {
-                of.entry(owner).or_default().push(slice);
-            }
-        }
-        let mut meant = BTreeMap::new();
-        for service in services {
-            let Some(metadata) = &service.metadata else { continue };
-            let name = ServiceName::new(&metadata.namespace, &metadata.name);
-            let slices = of.get(&name).map_or(&[][..], Vec::as_slice);
-            if let Some(endpoints) = view::view(service, slices, node) {
-                meant.insert(name.as_str().to_owned(), endpoints);
-            }
-        }
-        Self { services: meant, node: view::node_info(node, cidrs) }
+        Objects::of(cluster).await?.on(cluster, node).await
     }
 
     pub fn endpoints(&self) -> usize {
         self.services.values().map(|service| service.endpoints.len()).sum()
+    }
+}
+
+/// Everything that the state of a node is computed from, but the Node.
+#[derive(Debug)]
+pub struct Objects {
+    services: Vec<Service>,
+    slices: HashMap<ServiceName, Vec<EndpointSlice>>,
+    cidrs: Vec<ServiceCidr>,
+}
+
+impl Objects {
+    /// The lists are made one after the other, so nothing may write meanwhile. Tens of thousands of objects take the API server
+    /// seconds of processor time.
+    pub async fn of(cluster: &Cluster) -> Result<Self> {
+        let client = cluster.admin.client();
+        let services = list(&client, Kind::Service).await?;
+        let mut slices = HashMap::<ServiceName, Vec<EndpointSlice>>::new();
+        for slice in list::<EndpointSlice>(&client, Kind::Slice).await? {
+            if let Some(owner) = view::owner(&slice) {
+                slices.entry(owner).or_default().push(slice);
+            }
+        }
+        Ok(Self { services, slices, cidrs: list(&client, Kind::ServiceCidr).await? })
+    }
+
+    /// What they mean on a node as it is now.
+    pub async fn on(&self, cluster: &Cluster, node: &str) -> Result<ExpectedState> {
+        let object = cluster.admin.node(node).await?;
+        let object =
+            object.map(|object| serde_json::to_value(object).context("a Node is JSON")).transpose()?;
+        let node = node_view(node, object.as_ref())?;
+        let mut services = BTreeMap::new();
+        for service in &self.services {
+            let Some(metadata) = &service.metadata else { continue };
+            let name = ServiceName::new(&metadata.namespace, &metadata.name);
+            let slices = self.slices.get(&name).map_or(&[][..], Vec::as_slice);
+            if let Some(endpoints) = view::view(service, slices, &node) {
+                services.insert(name.as_str().to_owned(), endpoints);
+            }
+        }
+        Ok(ExpectedState { services, node: view::node_info(&node, &self.cidrs) })
     }
 }
 

@@ -19,7 +19,7 @@ mod full_state;
 mod objects;
 mod random_writer;
 
-pub use expected_state::ExpectedState;
+pub use expected_state::{ExpectedState, Objects};
 pub use follower::{Follower, Followers, Seen};
 pub use full_state::{FullState, Invariant, Pairs};
 pub use objects::{Kind, Writer, endpoint, port, service, slice};

@@ -162,7 +162,15 @@ impl TestEnv {
 
     /// Waits until both consumers have the expected state and no invariant was violated; returns instance and revision.
     pub(crate) async fn settled(&self, followers: &Followers) -> Result<(u64, u64)> {
-        followers.settled(&self.expected().await?).await?;
+        self.settled_as(followers, &self.expected().await?).await
+    }
+
+    pub(crate) async fn settled_as(
+        &self,
+        followers: &Followers,
+        expected: &ExpectedState,
+    ) -> Result<(u64, u64)> {
+        followers.settled(expected).await?;
         followers.check_invariants()?;
         self.agent.endpoints_written().await?;
         followers.pair().await
