@@ -1,8 +1,8 @@
 //! A headless Chromium, driven through WebDriver.
 //!
 //! Owns: the processes of browser and driver, and one session. In: an address. Out: contents and screenshots of the
-//! page. Speaks the commands of the protocol that it needs directly: JSON over HTTP on loopback. Pictures are Chromium's own
-//! command, because WebDriver's are of the viewport only; so is the viewport, because a window cannot be as narrow as a phone's.
+//! page. Speaks the commands of the protocol that it needs directly: JSON over HTTP on loopback. Pictures and
+//! viewports are Chromium's own commands: WebDriver's pictures are of the viewport only, and its windows not as narrow as a phone.
 
 use std::path::Path;
 

@@ -169,8 +169,8 @@ async fn the_page_shows_backends_and_failing_or_silent_ones() -> Result<()> {
         ..Backend::default()
     };
     let markup = "no set <img src=x onerror=window.pwned=1>";
-    let ill = Backend {
-        name: "ill".into(),
+    let failing = Backend {
+        name: "failing".into(),
         pid: 1,
         state: "failing".into(),
         reason: markup.into(),
@@ -179,7 +179,7 @@ async fn the_page_shows_backends_and_failing_or_silent_ones() -> Result<()> {
         http: String::new(),
         ..nft.clone()
     };
-    for backend in [&nft, &ill] {
+    for backend in [&nft, &failing] {
         ensure!(reporter.report(backend.clone()).await? == Reported::Accepted);
     }
     browser.until(&shows("backends-title", "2 backends, 1 failing or not reporting")).await?;
@@ -190,16 +190,16 @@ async fn the_page_shows_backends_and_failing_or_silent_ones() -> Result<()> {
     browser.until(&row("nft", "debug", "unix:///run/keelson-proxy/proxy.sock")).await?;
     let link = "document.querySelector(\"[data-backend='nft'] a\").href === 'http://127.0.0.1:9441/'";
     ensure!(browser.eval(link).await? == true, "the link leads elsewhere");
-    browser.until(&row("ill", "why", markup)).await?;
-    browser.until(&row("ill", "rev", "none yet")).await?;
+    browser.until(&row("failing", "why", markup)).await?;
+    browser.until(&row("failing", "rev", "none yet")).await?;
     let red = |name: &str| {
         let colour = |of: &str| format!("getComputedStyle({of}).color");
         let health = format!("document.querySelector(\"[data-backend='{name}'] [data-part='health']\")");
         format!("{} === {}", colour(&health), colour("document.querySelector('#backends-title.error')"))
     };
-    ensure!(browser.eval(&red("ill")).await? == true, "the one that fails is not red");
+    ensure!(browser.eval(&red("failing")).await? == true, "the one that fails is not red");
     ensure!(browser.eval(&red("nft")).await? == false, "the healthy one is red");
-    let no_link = "document.querySelector(\"[data-backend='ill'] a\").hidden";
+    let no_link = "document.querySelector(\"[data-backend='failing'] a\").hidden";
     ensure!(browser.eval(no_link).await? == true, "there is a link to nowhere");
     ensure!(browser.eval("typeof window.pwned").await? == "undefined", "markup of a reason ran");
     keep(&browser, "endpoints-backends").await?;
@@ -216,7 +216,7 @@ async fn the_page_shows_backends_and_failing_or_silent_ones() -> Result<()> {
     // One keeps reporting, the other stops: shown after half a minute.
     let reports = tokio::spawn(async move {
         while reporter
-            .report(Backend { state: "synced".into(), reason: String::new(), ..ill.clone() })
+            .report(Backend { state: "synced".into(), reason: String::new(), ..failing.clone() })
             .await
             .is_ok()
         {
@@ -225,7 +225,7 @@ async fn the_page_shows_backends_and_failing_or_silent_ones() -> Result<()> {
     });
     browser.until(&row("nft", "health", "no report for ")).await?;
     browser.until(&row("nft", "why", "last state synced")).await?;
-    browser.until(&row("ill", "health", "synced")).await?;
+    browser.until(&row("failing", "health", "synced")).await?;
     ensure!(browser.eval(&red("nft")).await? == true, "the silent one is not red");
     reports.abort();
     let complaints = browser.complaints().await?;
